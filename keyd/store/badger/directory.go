@@ -1,0 +1,109 @@
+package badger
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"lethe/keyd/internal/keys"
+)
+
+// lockDirectory takes the lock that Badger itself would take (flock on the
+// directory), so that its tools respect it.
+func lockDirectory(path string) (*os.File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("store directory: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%w: %s", keys.ErrLocked, path)
+		}
+		return nil, fmt.Errorf("locking %s: %w", path, err)
+	}
+	return f, nil
+}
+
+// makeDirectory makes path durably.
+func makeDirectory(path string) error {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// inspect looks at the directory before Badger does.
+func (d *directory) inspect(create bool) error {
+	_, err := os.Stat(filepath.Join(d.path, "MANIFEST"))
+	if errors.Is(err, fs.ErrNotExist) && !create {
+		return fmt.Errorf("no store in %s: %w", d.path, fs.ErrNotExist)
+	}
+	return nil
+}
+
+// dirSync remembers the state of the directory that was last synced.
+type dirSync struct {
+	mtime time.Time
+	at    time.Time
+}
+
+// mtimeGrain is more than the grain of a file system's timestamps: a change so
+// soon after another may leave the same one.
+const mtimeGrain = time.Second
+
+// syncIfChanged syncs the directory if a file has come or gone since. Badger
+// syncs the log that a commit is in, but not the entry of a new log's name.
+func (d *directory) syncIfChanged() error {
+	fi, err := d.lock.Stat()
+	if err != nil {
+		return err
+	}
+	if fi.ModTime().Equal(d.sync.mtime) && d.sync.at.Sub(fi.ModTime()) > mtimeGrain {
+		return nil
+	}
+	return d.settle()
+}
+
+// settle closes the files to others and syncs the directory.
+func (d *directory) settle() error {
+	fi, err := d.lock.Stat()
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // compacted away
+		}
+		if err == nil && info.Mode().Perm()&0o077 != 0 {
+			err = os.Chmod(filepath.Join(d.path, e.Name()), info.Mode().Perm()&^0o077)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if err := d.lock.Sync(); err != nil {
+		return err
+	}
+	d.sync = dirSync{fi.ModTime(), now}
+	return nil
+}

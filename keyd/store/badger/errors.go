@@ -1,0 +1,85 @@
+package badger
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"strings"
+	"syscall"
+
+	"github.com/dgraph-io/badger/v4"
+	"github.com/dgraph-io/badger/v4/y"
+
+	"lethe/keyd/internal/keys"
+)
+
+func openBadger(dir string, l badger.Logger) (db *badger.DB, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: opening %s: Badger panicked", keys.ErrDamaged, dir)
+		}
+	}()
+	db, err = badger.OpenManaged(badgerOptions(dir, l))
+	if err != nil {
+		return nil, fmt.Errorf("opening %s: %w", dir, err)
+	}
+	return db, nil
+}
+
+// readError turns an error of a read into one of keys.
+func readError(err error) error {
+	switch {
+	case errors.Is(err, badger.ErrKeyNotFound), errors.Is(err, badger.ErrEmptyKey):
+		return keys.ErrNotFound
+	case errors.Is(err, y.ErrChecksumMismatch), strings.Contains(err.Error(), "checksum"):
+		return fmt.Errorf("%w: a table fails its checksum", keys.ErrDamaged)
+	}
+	return fmt.Errorf("%w: a read failed: %w", keys.ErrUnavailable, redact(err))
+}
+
+// redact keeps of an error of Badger's what cannot hold a row: the messages of
+// its sentinels and the operating system's part. Badger puts keys into some.
+func redact(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	for _, known := range []error{
+		badger.ErrBlockedWrites, badger.ErrTxnTooBig, badger.ErrDBClosed, badger.ErrInvalidKey,
+		badger.ErrTruncateNeeded, badger.ErrValueLogSize, badger.ErrDiscardedTxn,
+	} {
+		if errors.Is(err, known) {
+			return known
+		}
+	}
+	return fmt.Errorf("an error of Badger's (%T)", err)
+}
+
+// bridge passes Badger's warnings on without their arguments that could hold
+// a key: of those only numbers and redacted errors are kept.
+type bridge struct{ log *slog.Logger }
+
+func (b bridge) Errorf(format string, args ...any)   { b.warn(format, args) }
+func (b bridge) Warningf(format string, args ...any) { b.warn(format, args) }
+func (b bridge) Infof(string, ...any)                {}
+func (b bridge) Debugf(string, ...any)               {}
+
+func (b bridge) warn(format string, args []any) {
+	safe := make([]any, len(args))
+	for i, a := range args {
+		switch a := a.(type) {
+		case int, int32, int64, uint32, uint64, float64:
+			safe[i] = a
+		case error:
+			safe[i] = redact(a).Error()
+		default:
+			safe[i] = "…"
+		}
+	}
+	b.log.Warn("badger", "message", strings.TrimSpace(format), "args", safe)
+}

@@ -1,0 +1,65 @@
+package badger
+
+import (
+	"fmt"
+	"math"
+
+	"golang.org/x/sys/unix"
+
+	"lethe/keyd/internal/keys"
+)
+
+// Free space, in bytes. Badger writes through memory maps of sparse files, and
+// a full disk ends the process (SIGBUS), so updates stop well before: what must
+// stay free covers the log and the memtables being flushed, and what compaction
+// writes before it removes its inputs.
+const (
+	DefaultMinFree = 256 << 20
+	LeastMinFree   = 8 * memTableSize
+)
+
+func minFree(asked uint64) uint64 {
+	if asked == 0 {
+		return DefaultMinFree
+	}
+	return max(asked, LeastMinFree)
+}
+
+// Free returns the bytes free on the store's file system and the bound below
+// which updates that write fail with keys.ErrFull. A caller that wants to keep
+// room for some kinds of update stops the others earlier.
+func (s *Store) Free() (free, min uint64) {
+	free, err := s.stat(s.dir.path)
+	if err != nil {
+		return 0, s.minFree
+	}
+	return free, s.minFree
+}
+
+// room fails if writing n bytes would leave too little.
+func (s *Store) room(n int64) error {
+	free, err := s.stat(s.dir.path)
+	if err != nil {
+		return fmt.Errorf("%w: free space is not known: %w", keys.ErrUnavailable, err)
+	}
+	if need := s.minFree + uint64(n); free < need {
+		return fmt.Errorf("%w: %d MiB free, %d needed", keys.ErrFull, free>>20, need>>20)
+	}
+	return nil
+}
+
+// freeBytes returns what an unprivileged process may still write. A file system
+// that is out of inodes has no room.
+func freeBytes(dir string) (uint64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, err
+	}
+	if st.Files > 0 && st.Ffree < 64 {
+		return 0, nil
+	}
+	if st.Bsize <= 0 || st.Bavail > math.MaxUint64/uint64(st.Bsize) {
+		return math.MaxUint64, nil
+	}
+	return st.Bavail * uint64(st.Bsize), nil
+}
