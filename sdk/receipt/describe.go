@@ -1,0 +1,174 @@
+package receipt
+
+import (
+	"encoding/hex"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// String is what Describe writes.
+func (v *Verified) String() string {
+	var b strings.Builder
+	_ = v.Describe(&b) // a strings.Builder never fails
+	return b.String()
+}
+
+// Describe writes in plain words, line by line, what the receipt says, and what
+// it does not. It does not look at a clock: whether a stated instant has passed
+// is for the reader to see. The text is for people; programs read the fields.
+func (v *Verified) Describe(w io.Writer) error {
+	p := &printer{w: w}
+	p.line("ledger", "%s", v.Origin)
+	for _, e := range v.Entries {
+		p.entry(e)
+	}
+	switch v.Entries[0].Statement.Kind {
+	case Destroyed, Scheduled, Expired:
+		p.stages(v.Stages())
+	}
+	p.evidence(v)
+	return p.err
+}
+
+type printer struct {
+	w   io.Writer
+	err error
+}
+
+func (p *printer) line(label, format string, args ...any) {
+	if p.err == nil {
+		_, p.err = fmt.Fprintf(p.w, "%-12s %s\n", label+":", fmt.Sprintf(format, args...))
+	}
+}
+
+// given prints a line for a string that is there.
+func (p *printer) given(label, v string) {
+	if v != "" {
+		p.line("  "+label, "%s", v)
+	}
+}
+
+func (p *printer) givenTime(label string, t time.Time) {
+	if !t.IsZero() {
+		p.given(label, stamp(t))
+	}
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(timeLayout) }
+
+func (p *printer) entry(e VerifiedEntry) {
+	s := e.Statement
+	p.line("entry", "%d, %s, stated at %s", e.Index, s.Kind, stamp(s.Time))
+	if s.Of != nil {
+		p.line("  about", "entry %d", *s.Of)
+	}
+	p.given("tenant", s.Tenant)
+	switch s.Scope {
+	case ScopePerson:
+		p.given("scope", "the whole person")
+	case ScopeClasses:
+		p.given("scope", "the classes below, of one person")
+	case ScopeTenant:
+		p.given("scope", "the whole tenant")
+	}
+	p.given("handle", hex.EncodeToString(s.Handle))
+	if s.Generation != 0 {
+		p.line("  generation", "%d", s.Generation)
+	}
+	for _, c := range s.Classes {
+		p.line("  class", "%s (number %d)", c.Name, c.Number)
+	}
+	if s.Kind == Expired {
+		p.line("  bucket", "from %s to %s", stamp(time.Unix(s.BucketStartS, 0)), stamp(time.Unix(s.BucketEndS, 0)))
+	}
+	switch s.Existed {
+	case ExistedNo:
+		p.given("keys", "none existed; none can be made until a reinstatement")
+	case ExistedYes:
+		p.line("  keys", "%d destroyed", len(s.DeadKeys))
+	}
+	for _, k := range s.DeadKeys {
+		p.line("  dead key", "%x of class number %d, generation %d", k.KeyID, k.ClassNumber, k.Generation)
+	}
+	p.given("reason", s.Reason)
+	p.given("request", hex.EncodeToString(s.Request))
+	p.given("hold", s.Hold)
+	switch {
+	case s.Kind == HoldPlaced && s.HoldEnd.IsZero():
+		p.given("hold ends", "when it is released")
+	default:
+		p.givenTime("hold ends", s.HoldEnd)
+	}
+	if s.Kind == ClassSet {
+		p.line("  bucket", "%d s wide", s.BucketWidthS)
+		p.line("  lease", "%d ms", s.LeaseMS)
+		if s.RetentionS == 0 {
+			p.given("retention", "none: for ever")
+		} else {
+			p.line("  retention", "%d s", s.RetentionS)
+		}
+	}
+	if s.Root != "" || strings.HasPrefix(string(s.Kind), "epoch-") {
+		p.line("  epoch", "%d", s.Epoch)
+	}
+	p.given("root", s.Root)
+	p.given("kms", s.KMS)
+	p.givenTime("planned end", s.PlannedEnd)
+	p.given("next key", s.VerifierKey)
+}
+
+// stages says of each stage what is stated and what is not.
+func (p *printer) stages(st Stages) {
+	if !st.Cancelled.IsZero() {
+		p.line("cancelled", "at %s: nothing was destroyed", stamp(st.Cancelled))
+		return
+	}
+	p.line("denied", "since %s: nobody is given these keys", stamp(st.Denied))
+	if st.Destroyed.IsZero() {
+		p.line("destroyed", "not stated; due at %s, and can be cancelled until then", stamp(st.Due))
+	} else {
+		p.line("destroyed", "at %s", stamp(st.Destroyed))
+	}
+	if st.DrainedBy.IsZero() {
+		p.line("drained", "not stated")
+	} else {
+		p.line("drained", "by %s: no client that follows the protocol can open the data after that; "+
+			"one that keeps a key against the rules can", stamp(st.DrainedBy))
+	}
+	if st.Sanitised.IsZero() {
+		p.line("sanitised", "not stated: bytes of the wrapped keys may still lie in the key store")
+	} else {
+		p.line("sanitised", "at %s: the key store holds no bytes of the wrapped keys", stamp(st.Sanitised))
+	}
+	switch {
+	case !st.Final.IsZero():
+		p.line("final", "at %s, on the basis %s: no older copy of the key store brings the keys back", stamp(st.Final), st.FinalBasis)
+	case !st.FinalBy.IsZero():
+		p.line("final", "not stated yet: planned by %s, on the basis %s; until then an older copy of the key store, "+
+			"with the root that wrapped it, could bring the keys back", stamp(st.FinalBy), st.FinalBasis)
+	default:
+		p.line("final", "not stated, and no date is given: an older copy of the key store, with the root that wrapped it, "+
+			"could bring the keys back")
+	}
+}
+
+func (p *printer) evidence(v *Verified) {
+	for _, e := range v.Entries {
+		p.line("checkpoint", "of %d entries, signed by %s", e.Checkpoint.Size, strings.Join(e.SignedBy, " and "))
+	}
+	p.line("witnesses", "none: operator-asserted; nobody else has seen this ledger's head")
+	anchor := ""
+	for _, e := range v.Entries {
+		if e.Statement.Anchor != "" {
+			anchor = e.Statement.Anchor
+		}
+	}
+	if anchor == "" {
+		p.line("anchor", "not stated")
+	} else {
+		p.line("anchor", "%s", anchor)
+	}
+	p.line("proves", "that these statements were logged; not that no copy of the data or of a key exists elsewhere")
+}

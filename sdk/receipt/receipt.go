@@ -1,0 +1,281 @@
+package receipt
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Bounds of a receipt.
+const (
+	// MaxEntries is the greatest number of entries in one receipt.
+	MaxEntries = 16
+	// MaxReceipt is the greatest size of a receipt in bytes.
+	MaxReceipt = 1 << 20
+)
+
+const receiptFormat = "lethe.receipt/v1"
+
+// ErrMismatch: the entries are each proven, but not about the same thing; or
+// two checkpoints contradict each other.
+var ErrMismatch = errors.New("entries do not belong together")
+
+// Entry is one entry of a receipt.
+type Entry struct {
+	// Statement in its canonical encoding.
+	Statement []byte
+	// Salt of SaltSize bytes.
+	Salt  []byte
+	Proof Proof
+}
+
+// Encode returns the one encoding of a receipt: JSON in the form of RFC 8785
+// and one newline. It checks bounds and forms and verifies nothing. Its errors
+// wrap ErrMalformed.
+func Encode(entries ...Entry) ([]byte, error) {
+	if len(entries) == 0 || len(entries) > MaxEntries {
+		return nil, fmt.Errorf("%w receipt: %d entries", ErrMalformed, len(entries))
+	}
+	b := []byte(`{"entries":[`)
+	for i, e := range entries {
+		if _, err := ParseStatement(e.Statement); err != nil {
+			return nil, fmt.Errorf("entry %d: %w", i, err)
+		}
+		if len(e.Salt) != SaltSize {
+			return nil, fmt.Errorf("entry %d: %w salt", i, ErrMalformed)
+		}
+		proof := e.Proof.Encode()
+		if _, err := ParseProof(proof); err != nil {
+			return nil, fmt.Errorf("entry %d: %w", i, err)
+		}
+		if _, err := ParseCheckpoint(e.Proof.Checkpoint); err != nil {
+			return nil, fmt.Errorf("entry %d: %w", i, err)
+		}
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"proof":`...)
+		b = appendString(b, string(proof))
+		b = append(b, `,"salt":"`...)
+		b = base64.StdEncoding.AppendEncode(b, e.Salt)
+		b = append(b, `","statement":`...)
+		b = append(b, e.Statement...)
+		b = append(b, '}')
+	}
+	b = append(b, `],"format":"`+receiptFormat+"\"}\n"...)
+	if len(b) > MaxReceipt {
+		return nil, fmt.Errorf("%w receipt: larger than %d bytes", ErrMalformed, MaxReceipt)
+	}
+	return b, nil
+}
+
+// Parse reads a receipt WITHOUT verifying it: what it returns proves nothing.
+// It accepts what Encode returns and nothing else. Its errors wrap ErrMalformed.
+func Parse(receipt []byte) ([]Entry, error) {
+	if len(receipt) > MaxReceipt {
+		return nil, fmt.Errorf("%w receipt: larger than %d bytes", ErrMalformed, MaxReceipt)
+	}
+	var doc struct {
+		Format  string `json:"format"`
+		Entries []struct {
+			Proof     string          `json:"proof"`
+			Salt      string          `json:"salt"`
+			Statement json.RawMessage `json:"statement"`
+		} `json:"entries"`
+	}
+	if err := json.Unmarshal(receipt, &doc); err != nil {
+		return nil, fmt.Errorf("%w receipt: not JSON of the right shape", ErrMalformed)
+	}
+	if doc.Format != receiptFormat {
+		return nil, fmt.Errorf("%w receipt: unknown format", ErrMalformed)
+	}
+	if len(doc.Entries) == 0 || len(doc.Entries) > MaxEntries {
+		return nil, fmt.Errorf("%w receipt: %d entries", ErrMalformed, len(doc.Entries))
+	}
+	entries := make([]Entry, len(doc.Entries))
+	for i, d := range doc.Entries {
+		salt, err := base64.StdEncoding.Strict().DecodeString(d.Salt)
+		if err != nil {
+			return nil, fmt.Errorf("entry %d: %w salt", i, ErrMalformed)
+		}
+		proof, err := ParseProof([]byte(d.Proof))
+		if err != nil {
+			return nil, fmt.Errorf("entry %d: %w", i, err)
+		}
+		entries[i] = Entry{Statement: d.Statement, Salt: salt, Proof: *proof}
+	}
+	// Whatever the lines above took too lightly does not survive this.
+	again, err := Encode(entries...)
+	if err != nil {
+		return nil, err
+	}
+	if !bytes.Equal(again, receipt) {
+		return nil, fmt.Errorf("%w receipt: not in canonical form", ErrMalformed)
+	}
+	return entries, nil
+}
+
+// Verified is a receipt whose every entry was found in a tree that a pinned
+// key signed.
+type Verified struct {
+	// Origin names the ledger.
+	Origin string
+	// Entries has at least one; their indexes ascend.
+	Entries []VerifiedEntry
+}
+
+// VerifiedEntry is a statement with the place where it was found.
+type VerifiedEntry struct {
+	// Index in the ledger.
+	Index     uint64
+	Statement *Statement
+	// Checkpoint of the tree that the proof leads to.
+	Checkpoint Checkpoint
+	// SignedBy are the pinned keys that signed it, as name+hash.
+	SignedBy []string
+}
+
+// Verify verifies a receipt offline, trusting nothing but the pinned keys. Its
+// errors wrap ErrMalformed, ErrSignature, ErrProof or ErrMismatch. A receipt
+// that verifies has not one bit that could be another.
+//
+// It proves that the ledger's operator logged these statements in this place.
+// It does not prove that they are true, nor, without witnesses, that the
+// operator shows everybody the same ledger.
+func Verify(receipt []byte, pinned *Keys) (*Verified, error) {
+	entries, err := Parse(receipt)
+	if err != nil {
+		return nil, err
+	}
+	v := &Verified{Entries: make([]VerifiedEntry, len(entries))}
+	for i, e := range entries {
+		c, signers, err := pinned.open(e.Proof.Checkpoint)
+		if err != nil {
+			return nil, fmt.Errorf("entry %d: %w", i, err)
+		}
+		if err := e.Proof.verify(LeafHash(e.Salt, e.Statement), c); err != nil {
+			return nil, fmt.Errorf("entry %d: %w", i, err)
+		}
+		s, err := ParseStatement(e.Statement)
+		if err != nil {
+			return nil, fmt.Errorf("entry %d: %w", i, err)
+		}
+		v.Entries[i] = VerifiedEntry{Index: e.Proof.Index, Statement: s, Checkpoint: c, SignedBy: signers}
+	}
+	v.Origin = v.Entries[0].Checkpoint.Origin
+	if err := v.belongTogether(); err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// about says which kinds a later entry of each kind may be about.
+var about = map[Kind][]Kind{
+	Cancelled:    {Scheduled},
+	Destroyed:    {Scheduled},
+	Sanitised:    {Destroyed, Expired},
+	Final:        {Destroyed, Expired},
+	Reinstated:   {Destroyed},
+	HoldReleased: {HoldPlaced},
+}
+
+func (v *Verified) belongTogether() error {
+	first := v.Entries[0]
+	switch first.Statement.Kind {
+	case Sanitised, Final, Cancelled:
+		return fmt.Errorf("%w: a later stage without what it is about", ErrMismatch)
+	}
+	roots := make(map[uint64][32]byte)
+	for i, e := range v.Entries {
+		if e.Checkpoint.Origin != v.Origin {
+			return fmt.Errorf("%w: entry %d is of another ledger", ErrMismatch, i)
+		}
+		if root, ok := roots[e.Checkpoint.Size]; ok && root != e.Checkpoint.Root {
+			return fmt.Errorf("%w: two roots of one size", ErrMismatch)
+		}
+		roots[e.Checkpoint.Size] = e.Checkpoint.Root
+		if i == 0 {
+			continue
+		}
+		if e.Index <= v.Entries[i-1].Index {
+			return fmt.Errorf("%w: entry %d is out of order", ErrMismatch, i)
+		}
+		if !v.isAboutEarlier(i) {
+			return fmt.Errorf("%w: entry %d is not about an earlier one", ErrMismatch, i)
+		}
+	}
+	return nil
+}
+
+// isAboutEarlier reports whether entry i is about one before it.
+func (v *Verified) isAboutEarlier(i int) bool {
+	s := v.Entries[i].Statement
+	for _, e := range v.Entries[:i] {
+		if s.Of == nil || e.Index != *s.Of || e.Statement.Tenant != s.Tenant {
+			continue
+		}
+		if s.Handle != nil && !bytes.Equal(s.Handle, e.Statement.Handle) {
+			return false
+		}
+		for _, k := range about[s.Kind] {
+			if k == e.Statement.Kind {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Stages is how far a destruction has come as far as its receipt states. A zero
+// time means that the receipt does not state that stage: not that it happened,
+// nor that it did not.
+type Stages struct {
+	// Denied is since when the keys are refused.
+	Denied time.Time
+	// Destroyed is when they were destroyed; zero while it is only scheduled
+	// for Due.
+	Destroyed, Due time.Time
+	// Cancelled is when the scheduled destruction was called off.
+	Cancelled time.Time
+	// DrainedBy is when the last lease is over. It was stated in advance.
+	DrainedBy time.Time
+	// Sanitised is when keyd stated that its store holds no bytes of the keys.
+	Sanitised time.Time
+	// FinalBy is the plan, and FinalBasis how far it reaches.
+	FinalBy    time.Time
+	FinalBasis string
+	// Final is when it was stated to be final.
+	Final time.Time
+}
+
+// Stages reads the stages of the destruction (or expiry) that the receipt is
+// about.
+func (v *Verified) Stages() Stages {
+	var st Stages
+	for _, e := range v.Entries {
+		s := e.Statement
+		switch s.Kind {
+		case Scheduled:
+			st.Denied, st.Due = s.Time, s.Due
+		case Cancelled:
+			st.Cancelled, st.Denied = s.Time, time.Time{}
+		case Destroyed, Expired:
+			if st.Denied.IsZero() {
+				st.Denied = s.Time
+			}
+			st.Destroyed = s.Time
+			st.FinalBy, st.FinalBasis = s.FinalBy, s.FinalBasis
+		case Sanitised:
+			st.Sanitised = s.Time
+		case Final:
+			st.Final, st.FinalBasis = s.Time, s.FinalBasis
+		}
+		if !s.DrainedBy.IsZero() {
+			st.DrainedBy = s.DrainedBy
+		}
+	}
+	return st
+}
