@@ -1,0 +1,218 @@
+// Command keyd is Lethe's key daemon. This version serves development only:
+// on loopback or a Unix socket, to everybody who reaches it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+
+	"lethe/keyd"
+)
+
+// version is set when a release is built.
+var version = "0.1.0-dev"
+
+type options struct {
+	dev           bool
+	data          string
+	store         string
+	kmsFile       string
+	kmsKeyfile    string
+	kmsPassphrase string
+	anchor        string
+	listen        string
+	metrics       string
+	auditLog      string
+	logLevel      string
+	minFree       uint64
+	kekLease      time.Duration
+	anchorTimeout time.Duration
+	rootWaiting   time.Duration
+}
+
+func main() {
+	if err := command().Execute(); err != nil {
+		fmt.Fprintln(os.Stderr, "keyd:", strings.TrimPrefix(err.Error(), "keyd: "))
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	var o options
+	c := &cobra.Command{
+		Use:   "keyd --dev [flags]",
+		Short: "Lethe's key daemon",
+		Long: `keyd holds the keys of subjects, leases blob keys to those who seal and open,
+and destroys keys for good.
+
+This version has no roles and no TLS: it runs with --dev only, and listens on
+loopback or a Unix socket only. Whoever reaches the listener may do everything.`,
+		Example: `  # Everything below ./lethe-dev, listening on its socket:
+  keyd --dev
+
+  # The parts apart, the anchor on another disk, metrics for Prometheus:
+  keyd --dev --store /var/lib/lethe/store --kms-file /etc/lethe/roots \
+       --kms-keyfile /etc/lethe/roots.key --anchor /mnt/other/anchor \
+       --listen 127.0.0.1:7420 --metrics 127.0.0.1:7421`,
+		Args:          cobra.NoArgs,
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
+	}
+	f := c.Flags()
+	f.BoolVar(&o.dev, "dev", false, "serve for development: no roles, no TLS (required)")
+	f.StringVar(&o.data, "data", "lethe-dev", "directory under which the defaults below lie")
+	f.StringVar(&o.store, "store", "", "directory of the key store (default <data>/store)")
+	f.StringVar(&o.kmsFile, "kms-file", "", "file of the local KMS's roots, outside the store (default <data>/kms/roots)")
+	f.StringVar(&o.kmsKeyfile, "kms-keyfile", "", "keyfile that protects the roots (default <data>/kms/keyfile)")
+	f.StringVar(&o.kmsPassphrase, "kms-passphrase-file", "", "file whose first line is the passphrase that protects the roots, instead of a keyfile")
+	f.StringVar(&o.anchor, "anchor", "", "directory of the anchor, in another failure domain where there is one (default <data>/anchor)")
+	f.StringVar(&o.listen, "listen", "", "where to listen: unix:PATH or a loopback HOST:PORT (default unix:<data>/keyd.sock)")
+	f.StringVar(&o.metrics, "metrics", "", "loopback HOST:PORT for Prometheus metrics; empty: none")
+	f.StringVar(&o.auditLog, "audit-log", "", "file for one audit line a call (default <data>/audit.log)")
+	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.Uint64Var(&o.minFree, "min-free", 0, "bytes that must stay free on the store's disk (default 256 MiB)")
+	f.DurationVar(&o.kekLease, "kek-lease", 0, "for how long keyd serves without the KMS (default 15m)")
+	f.DurationVar(&o.anchorTimeout, "anchor-timeout", 0, "how long a destroy waits for the anchor (default 10s)")
+	f.DurationVar(&o.rootWaiting, "root-waiting", 0, "waiting period of the local KMS before a root is destroyed (default 1h)")
+	return c
+}
+
+func (o *options) setDefaults() {
+	for _, d := range []struct {
+		field *string
+		name  string
+	}{
+		{&o.store, "store"}, {&o.kmsFile, "kms/roots"}, {&o.anchor, "anchor"}, {&o.auditLog, "audit.log"},
+	} {
+		if *d.field == "" {
+			*d.field = filepath.Join(o.data, d.name)
+		}
+	}
+	if o.kmsKeyfile == "" && o.kmsPassphrase == "" {
+		o.kmsKeyfile = filepath.Join(o.data, "kms/keyfile")
+	}
+	if o.listen == "" {
+		o.listen = "unix:" + filepath.Join(o.data, "keyd.sock")
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	if !o.dev {
+		return errors.New("this version has no roles and no TLS; start it with --dev, for development")
+	}
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+		return fmt.Errorf("--log-level: %w", err)
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	slog.SetDefault(log)
+	if err := hideMemory(); err != nil {
+		log.Warn("this process's memory is not hidden from dumps and debuggers", "error", err)
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+
+	o.setDefaults()
+	parts, err := openParts(o, log)
+	if err != nil {
+		return err
+	}
+	defer parts.close(log)
+	audit, err := os.OpenFile(o.auditLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer audit.Close()
+
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	server, err := keyd.Open(ctx, keyd.Config{
+		Store: parts.store, KMS: parts.kms, Anchor: parts.anchor,
+		Development: true, Initialise: true, Version: version,
+		KEKLease: o.kekLease, AnchorTimeout: o.anchorTimeout,
+		Log: log, Audit: audit, Metrics: metrics,
+	})
+	if err != nil {
+		return err
+	}
+	lis, err := listen(ctx, o.listen)
+	if err != nil {
+		server.Stop(ctx)
+		return err
+	}
+	failed := make(chan error, 2)
+	if o.metrics != "" {
+		stopMetrics, err := serveMetrics(ctx, o.metrics, metrics, failed)
+		if err != nil {
+			server.Stop(ctx)
+			return err
+		}
+		defer stopMetrics()
+	}
+	go func() { failed <- server.Serve(lis) }()
+	log.Warn("FOR DEVELOPMENT ONLY: no roles, no TLS; whoever reaches the listener may do everything")
+	log.Info("serving", "listen", o.listen, "store", o.store, "anchor", o.anchor, "version", version)
+
+	select {
+	case <-ctx.Done():
+		log.Info("stopping")
+	case err = <-failed:
+	}
+	grace, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	server.Stop(grace)
+	return err
+}
+
+// listen makes a listener. A socket that a killed keyd left behind is
+// replaced; the store's lock is what keeps two keyds apart.
+func listen(ctx context.Context, where string) (net.Listener, error) {
+	path, unix := strings.CutPrefix(where, "unix:")
+	if !unix {
+		return new(net.ListenConfig).Listen(ctx, "tcp", where)
+	}
+	path = strings.TrimPrefix(path, "//")
+	if fi, err := os.Lstat(path); err == nil && fi.Mode()&os.ModeSocket != 0 {
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	return new(net.ListenConfig).Listen(ctx, "unix", path)
+}
+
+func serveMetrics(ctx context.Context, where string, reg *prometheus.Registry, failed chan<- error) (stop func(), err error) {
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", where)
+	if err != nil {
+		return nil, err
+	}
+	if a, ok := lis.Addr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() {
+		lis.Close()
+		return nil, errors.New("--metrics: not a loopback address")
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	go func() {
+		if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
+			failed <- err
+		}
+	}()
+	return func() { srv.Close() }, nil
+}

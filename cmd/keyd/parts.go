@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"lethe/keyd"
+	"lethe/keyd/anchor/file"
+	"lethe/keyd/kms/local"
+	"lethe/keyd/store/badger"
+)
+
+// parts are the adapters that this command chose.
+type parts struct {
+	store  keyd.Store
+	kms    keyd.KMS
+	anchor keyd.Anchor
+	closes []func() error
+}
+
+func (p *parts) close(log *slog.Logger) {
+	for i := len(p.closes) - 1; i >= 0; i-- {
+		if err := p.closes[i](); err != nil {
+			log.Error("closing", "error", err)
+		}
+	}
+}
+
+// openParts opens the store, the KMS and the anchor. They are made in the
+// order KMS, anchor, store, and only while there is no store: so a store whose
+// KMS or anchor is missing is refused, and a store that is missing is never
+// made beside an anchor that remembers one.
+func openParts(o options, log *slog.Logger) (p *parts, err error) {
+	p = new(parts)
+	defer func() {
+		if err != nil {
+			p.close(log)
+		}
+	}()
+	fresh, err := isAbsentOrEmpty(o.store)
+	if err != nil {
+		return nil, err
+	}
+	if fresh {
+		for _, dir := range []string{filepath.Dir(o.kmsFile), filepath.Dir(o.anchor), filepath.Dir(o.store), filepath.Dir(o.auditLog)} {
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := apart(o); err != nil {
+		return nil, err
+	}
+
+	kms, err := openKMS(o, fresh)
+	if err != nil {
+		return nil, fmt.Errorf("the KMS in %s: %w", o.kmsFile, err)
+	}
+	p.kms = kms
+	p.closes = append(p.closes, kms.Close)
+
+	anchor, err := file.Open(file.Options{Dir: o.anchor, Create: fresh})
+	if err != nil {
+		return nil, fmt.Errorf("the anchor in %s: %w", o.anchor, err)
+	}
+	p.anchor = anchor
+	p.closes = append(p.closes, anchor.Close)
+	if fresh {
+		if _, err := anchor.Newest(context.Background()); err == nil {
+			return nil, fmt.Errorf("there is no key store in %s, but the anchor in %s remembers one: restore the store, or name its directory", o.store, o.anchor)
+		}
+		log.Warn("there is no key store; making one", "store", o.store)
+	}
+
+	store, err := badger.Open(badger.Options{Dir: o.store, Create: fresh, MinFree: o.minFree, Logger: log})
+	if err != nil {
+		return nil, fmt.Errorf("the key store in %s: %w", o.store, err)
+	}
+	p.store = store
+	p.closes = append(p.closes, store.Close)
+	return p, nil
+}
+
+func openKMS(o options, fresh bool) (*local.KMS, error) {
+	k := local.Options{Path: o.kmsFile, Keyfile: o.kmsKeyfile, Create: fresh, Waiting: o.rootWaiting}
+	if o.kmsPassphrase != "" {
+		b, err := os.ReadFile(o.kmsPassphrase)
+		if err != nil {
+			return nil, err
+		}
+		k.Passphrase, _, _ = bytes.Cut(b, []byte("\n"))
+	} else if fresh {
+		if err := local.GenerateKeyfile(o.kmsKeyfile); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+	}
+	return local.Open(k)
+}
+
+func isAbsentOrEmpty(dir string) (bool, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return err == nil && len(entries) == 0, err
+}
+
+// apart refuses a KMS file or an anchor inside the store's directory: they
+// would be copied, restored and lost together with it.
+func apart(o options) error {
+	store, err := filepath.Abs(o.store)
+	if err != nil {
+		return err
+	}
+	for _, path := range []string{o.kmsFile, o.kmsKeyfile, o.kmsPassphrase, o.anchor, o.auditLog} {
+		if path == "" {
+			continue
+		}
+		abs, err := filepath.Abs(path)
+		if err != nil {
+			return err
+		}
+		if rel, err := filepath.Rel(store, abs); err == nil && filepath.IsLocal(rel) {
+			return fmt.Errorf("%s lies inside the key store's directory", path)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,479 @@
+package keys
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"time"
+
+	"lethe/proto/ident"
+	storev1 "lethe/proto/keyd/store/v1"
+	keydv1 "lethe/proto/keyd/v1"
+	"lethe/sdk/envelope"
+	"lethe/sdk/receipt"
+)
+
+// maxKeysPerSubject bounds the dead keys that a subject's row remembers, and
+// with them the row's size. Only reinstated lives add to it.
+const maxKeysPerSubject = 1024
+
+// maxEntriesPerSubject bounds the ledger entries that a subject's row lists.
+// Destructions are never refused for it.
+const maxEntriesPerSubject = 4096
+
+// Recorded is the answer to an operation that the ledger holds.
+type Recorded struct {
+	Receipt    []byte
+	Index      uint64
+	Repeated   bool // nothing was left to do: the entry is an earlier one's
+	Generation uint32
+	DrainedBy  time.Time
+}
+
+// request is what the operations on a subject have in common.
+type request struct {
+	kind         string // names the operation in the digest
+	tenant       string
+	subject      []byte // nil where the whole tenant is meant
+	classes      []string
+	ifGeneration uint32
+	id, reason   string
+	extra        []byte // whatever else tells two requests apart
+
+	keys   *tenantKeys
+	handle id16
+	mac    []byte
+	digest [32]byte
+}
+
+// prepare checks a request's fields and finds the subject's handle.
+func (q *request) prepare(ctx context.Context, k *Keys) error {
+	if err := ident.Tenant(q.tenant); err != nil {
+		return invalid("tenant", err)
+	}
+	if q.subject != nil {
+		if err := ident.Subject(string(q.subject)); err != nil {
+			return invalid("subject_id", err)
+		}
+	}
+	if err := ident.RequestID(q.id); err != nil {
+		return invalid("request_id", err)
+	}
+	if err := ident.Reason(q.reason); err != nil {
+		return invalid("reason", err)
+	}
+	if len(q.classes) > MaxClasses {
+		return invalid("classes", errors.New("too many"))
+	}
+	for _, c := range q.classes {
+		if err := ident.Class(c); err != nil {
+			return invalid("classes", err)
+		}
+	}
+	q.classes = slices.Compact(slices.Sorted(slices.Values(q.classes)))
+	t, err := k.ring.get(ctx, q.tenant)
+	if err != nil {
+		return err
+	}
+	q.keys = t
+	if q.subject != nil {
+		q.handle = t.handle(q.subject)
+	}
+	q.mac = requestMAC(k.requestKey, q.tenant, q.id)
+	parts := [][]byte{[]byte(q.kind), q.handle[:], binary.BigEndian.AppendUint32(nil, q.ifGeneration), []byte(q.reason), q.extra}
+	for _, c := range q.classes {
+		parts = append(parts, []byte(c))
+	}
+	q.digest = sha256.Sum256(envelope.Info("lethe/v1/request-digest", parts...))
+	return nil
+}
+
+// earlier finds what a request with this id did before; nil if there was none.
+func (q *request) earlier(r Reader) (*storev1.Request, error) {
+	var row storev1.Request
+	switch err := getRow(r, requestKey(q.mac), &row); {
+	case errors.Is(err, ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case string(row.Digest) != string(q.digest[:]):
+		return nil, fail(keydv1.Outcome_OUTCOME_CONFLICT, "the request id was used for another request").with("field", "request_id")
+	}
+	return &row, nil
+}
+
+// remember writes the request's row.
+func (q *request) remember(tx Tx, index uint64, now time.Time, already bool, generation uint32) error {
+	return putRow(tx, requestKey(q.mac), &storev1.Request{
+		Digest: q.digest[:], LedgerIndex: index, TimeMs: now.UnixMilli(),
+		AlreadyDestroyed: already, Generation: generation,
+	})
+}
+
+// rows are the rows by which operations on one subject, or of one request id,
+// are kept apart.
+func (q *request) rows() []string {
+	rows := []string{string(requestKey(q.mac))}
+	if q.subject != nil {
+		rows = append(rows, string(subjectKey(q.keys.id, q.handle)))
+	}
+	return rows
+}
+
+// statement begins a statement about the request.
+func (q *request) statement(kind receipt.Kind, now time.Time) *receipt.Statement {
+	s := &receipt.Statement{
+		Kind: kind, Tenant: q.tenant, Reason: q.reason, Request: q.mac, Time: now,
+	}
+	if q.subject != nil {
+		s.Handle = q.handle[:]
+	}
+	return s
+}
+
+// repeat is the plan for a request that was done before.
+func repeat(row *storev1.Request) *plan {
+	return &plan{index: row.LedgerIndex, write: func(Tx, uint64) error { return nil }}
+}
+
+// DestroyKey destroys a subject's keys, of the named classes or of the whole
+// person, and fences what it destroyed.
+func (k *Keys) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest) (*Recorded, error) {
+	if req.NotBefore != nil {
+		return nil, invalid("not_before", errors.New("scheduled destruction is not offered by this version"))
+	}
+	q := &request{
+		kind: "destroy", tenant: req.Tenant, subject: slices.Clip(append([]byte{}, req.SubjectId...)),
+		classes: slices.Clone(req.Classes), ifGeneration: req.IfGeneration, id: req.RequestId, reason: req.Reason,
+	}
+	if err := q.prepare(ctx, k); err != nil {
+		return nil, err
+	}
+	var already bool
+	o := &op{
+		rows:   q.rows(),
+		closes: string(subjectKey(q.keys.id, q.handle)),
+		check: func(r Reader, now time.Time) (*plan, error) {
+			row, err := q.earlier(r)
+			if err != nil {
+				return nil, err
+			}
+			if row != nil {
+				already = row.AlreadyDestroyed
+				return repeat(row), nil
+			}
+			p, err := k.planDestroy(r, q, now)
+			if err == nil {
+				already = len(p.statements) == 0
+			}
+			return p, err
+		},
+	}
+	if err := k.record(ctx, o); err != nil {
+		return nil, err
+	}
+	rec, err := k.recorded(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	rec.Repeated = already
+	return rec, nil
+}
+
+func (k *Keys) planDestroy(r Reader, q *request, now time.Time) (*plan, error) {
+	epoch, err := openEpoch(r)
+	if err != nil {
+		return nil, err
+	}
+	tenant, err := activeTenant(r, q.tenant)
+	if err != nil {
+		return nil, err
+	}
+	numbers := make(map[uint32]string, len(q.classes)) // named classes
+	for _, name := range q.classes {
+		c, err := readClass(r, q.keys.id, name)
+		if err != nil {
+			return nil, err
+		}
+		numbers[c.Number] = name
+	}
+	var subject storev1.Subject
+	err = getRow(r, subjectKey(q.keys.id, q.handle), &subject)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	subject.Generation = max(subject.Generation, 1)
+	wanted := max(q.ifGeneration, 1)
+
+	if p, err := alreadyDestroyed(&subject, numbers, wanted); p != nil || err != nil {
+		if p != nil {
+			p.write = func(tx Tx, index uint64) error { return q.remember(tx, index, now, true, 0) }
+		}
+		return p, err
+	}
+	if h := binding(tenant.Holds, now); h != nil {
+		return nil, held(h)
+	}
+	if h := binding(subject.Holds, now); h != nil {
+		return nil, held(h)
+	}
+
+	s := q.statement(receipt.Destroyed, now)
+	s.Epoch, s.Generation = epoch.Number, wanted
+	s.Anchor, _ = k.anchor.Domain()
+	var classes []*storev1.SubjectClass // those that this destroys
+	if len(numbers) == 0 {
+		s.Scope = receipt.ScopePerson
+		for _, sc := range subject.Classes {
+			if sc.State != storev1.LifeState_LIFE_STATE_DESTROYED {
+				classes = append(classes, sc)
+			}
+		}
+	} else {
+		s.Scope = receipt.ScopeClasses
+		for number, name := range numbers {
+			sc := classOf(&subject, number)
+			if sc == nil {
+				sc = &storev1.SubjectClass{ClassNumber: number, Generation: subject.Generation}
+				subject.Classes = append(subject.Classes, sc)
+			}
+			if sc.State != storev1.LifeState_LIFE_STATE_DESTROYED {
+				classes = append(classes, sc)
+				s.Classes = append(s.Classes, receipt.Class{Name: name, Number: number})
+			}
+		}
+		slices.SortFunc(s.Classes, func(a, b receipt.Class) int { return int(a.Number) - int(b.Number) })
+	}
+	slices.SortFunc(classes, func(a, b *storev1.SubjectClass) int { return int(a.ClassNumber) - int(b.ClassNumber) })
+
+	// The longest lease under which a client may hold a key that dies here.
+	var lease time.Duration
+	var doomed [][]byte // keys of the wrapped rows to overwrite
+	for _, sc := range classes {
+		if len(sc.KeyId) == 0 {
+			continue
+		}
+		s.DeadKeys = append(s.DeadKeys, receipt.DeadKey{ClassNumber: sc.ClassNumber, Generation: sc.Generation, KeyID: id16(sc.KeyId)})
+		class, err := classByNumber(r, q.keys.id, sc.ClassNumber)
+		if err != nil {
+			return nil, err
+		}
+		lease = max(lease, longestLease(class, now))
+		rows, err := wrappedDEKRows(r, epoch.Number, q.keys.id, q.handle, sc.KeyId)
+		if err != nil {
+			return nil, err
+		}
+		doomed = append(doomed, rows...)
+	}
+	s.Existed = receipt.ExistedNo
+	if len(s.DeadKeys) != 0 {
+		s.Existed = receipt.ExistedYes
+	}
+	s.DrainedBy = now.Add(lease + k.cfg.SkewAllowance)
+
+	return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
+		for _, sc := range classes {
+			sc.State = storev1.LifeState_LIFE_STATE_DESTROYED
+			sc.DestroyedAt = index + 1
+			if len(sc.KeyId) != 0 {
+				sc.DeadKeyIds = append(sc.DeadKeyIds, sc.KeyId)
+				sc.KeyId = nil
+			}
+		}
+		if s.Scope == receipt.ScopePerson {
+			subject.State = storev1.LifeState_LIFE_STATE_DESTROYED
+			subject.DestroyedAt = index + 1
+			subject.Holds = nil // none binds; a tombstone holds nothing else
+		}
+		subject.LedgerIndexes = append(subject.LedgerIndexes, index)
+		if err := putRow(tx, subjectKey(q.keys.id, q.handle), &subject); err != nil {
+			return err
+		}
+		for _, row := range doomed {
+			if err := putRow(tx, row, &storev1.Wrapped{Dead: true}); err != nil {
+				return err
+			}
+		}
+		return q.remember(tx, index, now, false, 0)
+	}}, nil
+}
+
+// alreadyDestroyed returns the plan for a request all of whose targets are
+// destroyed, nil if something is left to do, and an error if the request means
+// another generation than the one that lives.
+func alreadyDestroyed(s *storev1.Subject, named map[uint32]string, wanted uint32) (*plan, error) {
+	dead := s.State == storev1.LifeState_LIFE_STATE_DESTROYED
+	if len(named) == 0 {
+		if s.Generation != wanted {
+			return nil, otherGeneration(s.Generation)
+		}
+		if dead {
+			return &plan{index: s.DestroyedAt - 1}, nil
+		}
+		return nil, nil
+	}
+	var newest uint64
+	for number := range named {
+		generation, at := s.Generation, uint64(0)
+		if sc := classOf(s, number); sc != nil {
+			generation = sc.Generation
+			if sc.State == storev1.LifeState_LIFE_STATE_DESTROYED {
+				at = sc.DestroyedAt
+			}
+		}
+		if generation != wanted {
+			return nil, otherGeneration(generation)
+		}
+		if at == 0 && dead {
+			at = s.DestroyedAt // the fence covers a class that never had a key
+		}
+		if at == 0 {
+			return nil, nil
+		}
+		newest = max(newest, at)
+	}
+	return &plan{index: newest - 1}, nil
+}
+
+func otherGeneration(living uint32) error {
+	return fail(keydv1.Outcome_OUTCOME_CONFLICT,
+		"the subject lives in generation %d, which the request does not name", living).
+		with("generation", itoa(uint64(living)))
+}
+
+func held(h *storev1.Hold) error {
+	return fail(keydv1.Outcome_OUTCOME_HELD, "a legal hold forbids it").with("hold", h.Id)
+}
+
+// wrappedDEKRows finds every row that holds a DEK: while an epoch drains there
+// may be one under each of two epochs.
+func wrappedDEKRows(r Reader, epoch uint32, tenant, handle id16, keyID []byte) ([][]byte, error) {
+	var found [][]byte
+	for _, e := range []uint32{epoch, epoch - 1} {
+		key := wrappedDEKKey(e, tenant, handle, keyID)
+		switch _, err := r.Get(key); {
+		case err == nil:
+			found = append(found, key)
+		case !errors.Is(err, ErrNotFound):
+			return nil, err
+		}
+	}
+	if len(found) == 0 {
+		return nil, damaged("a live subject has no key", nil)
+	}
+	return found, nil
+}
+
+// Reinstate begins the next generation of what was destroyed.
+func (k *Keys) Reinstate(ctx context.Context, req *keydv1.ReinstateRequest) (*Recorded, error) {
+	q := &request{
+		kind: "reinstate", tenant: req.Tenant, subject: append([]byte{}, req.SubjectId...),
+		classes: slices.Clone(req.Classes), ifGeneration: req.IfGeneration, id: req.RequestId, reason: req.Reason,
+	}
+	if err := q.prepare(ctx, k); err != nil {
+		return nil, err
+	}
+	var generation uint32
+	o := &op{
+		rows: q.rows(),
+		check: func(r Reader, now time.Time) (*plan, error) {
+			row, err := q.earlier(r)
+			if err != nil {
+				return nil, err
+			}
+			if row != nil {
+				generation = row.Generation
+				return repeat(row), nil
+			}
+			p, next, err := planReinstate(r, q, now)
+			generation = next
+			return p, err
+		},
+	}
+	if err := k.record(ctx, o); err != nil {
+		return nil, err
+	}
+	rec, err := k.recorded(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	rec.Generation = generation
+	return rec, nil
+}
+
+func planReinstate(r Reader, q *request, now time.Time) (*plan, uint32, error) {
+	if _, err := openEpoch(r); err != nil {
+		return nil, 0, err
+	}
+	if _, err := activeTenant(r, q.tenant); err != nil {
+		return nil, 0, err
+	}
+	var subject storev1.Subject
+	if err := getRow(r, subjectKey(q.keys.id, q.handle), &subject); err != nil {
+		if errors.Is(err, ErrNotFound) {
+			return nil, 0, unknown("the subject")
+		}
+		return nil, 0, err
+	}
+	wanted := max(q.ifGeneration, 1)
+	dead := subject.State == storev1.LifeState_LIFE_STATE_DESTROYED
+	next := subject.Generation + 1
+	s := q.statement(receipt.Reinstated, now)
+	s.Generation = next
+	var classes []*storev1.SubjectClass
+	var keys int
+	for _, sc := range subject.Classes {
+		keys += len(sc.DeadKeyIds)
+	}
+	if keys >= maxKeysPerSubject || len(subject.LedgerIndexes) >= maxEntriesPerSubject {
+		return nil, 0, fail(keydv1.Outcome_OUTCOME_EXHAUSTED, "the subject has been reinstated too often")
+	}
+	if len(q.classes) == 0 {
+		if !dead {
+			return nil, 0, fail(keydv1.Outcome_OUTCOME_CONFLICT, "the subject is not destroyed")
+		}
+		if subject.Generation != wanted {
+			return nil, 0, otherGeneration(subject.Generation)
+		}
+		s.Scope = receipt.ScopePerson
+		classes = subject.Classes
+	} else {
+		if dead {
+			return nil, 0, erased("the subject as a whole, which must be reinstated first; it")
+		}
+		s.Scope = receipt.ScopeClasses
+		for _, name := range q.classes {
+			c, err := readClass(r, q.keys.id, name)
+			if err != nil {
+				return nil, 0, err
+			}
+			sc := classOf(&subject, c.Number)
+			if sc == nil || sc.State != storev1.LifeState_LIFE_STATE_DESTROYED {
+				return nil, 0, fail(keydv1.Outcome_OUTCOME_CONFLICT, "the class is not destroyed").with("field", "classes")
+			}
+			if sc.Generation != wanted {
+				return nil, 0, otherGeneration(sc.Generation)
+			}
+			classes = append(classes, sc)
+			s.Classes = append(s.Classes, receipt.Class{Name: name, Number: c.Number})
+		}
+		slices.SortFunc(s.Classes, func(a, b receipt.Class) int { return int(a.Number) - int(b.Number) })
+	}
+	return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
+		subject.Generation = next
+		if s.Scope == receipt.ScopePerson {
+			subject.State = storev1.LifeState_LIFE_STATE_ACTIVE
+		}
+		for _, sc := range classes {
+			sc.State = storev1.LifeState_LIFE_STATE_UNSPECIFIED
+			sc.Generation = next
+		}
+		subject.LedgerIndexes = append(subject.LedgerIndexes, index)
+		if err := putRow(tx, subjectKey(q.keys.id, q.handle), &subject); err != nil {
+			return err
+		}
+		return q.remember(tx, index, now, false, next)
+	}}, next, nil
+}

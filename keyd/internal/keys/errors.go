@@ -1,0 +1,80 @@
+package keys
+
+import (
+	"errors"
+	"fmt"
+
+	keydv1 "lethe/proto/keyd/v1"
+)
+
+// Error is an outcome other than success. No message or metadata holds a
+// subject id, a plaintext or a key.
+type Error struct {
+	Outcome  keydv1.Outcome
+	Message  string
+	Metadata map[string]string
+	cause    error
+}
+
+func (e *Error) Error() string {
+	if e.cause != nil {
+		return e.Message + ": " + e.cause.Error()
+	}
+	return e.Message
+}
+
+func (e *Error) Unwrap() error { return e.cause }
+
+func fail(o keydv1.Outcome, format string, args ...any) *Error {
+	return &Error{Outcome: o, Message: fmt.Sprintf(format, args...)}
+}
+
+// with adds one metadata entry.
+func (e *Error) with(key, value string) *Error {
+	if e.Metadata == nil {
+		e.Metadata = make(map[string]string, 1)
+	}
+	e.Metadata[key] = value
+	return e
+}
+
+func (e *Error) because(cause error) *Error {
+	e.cause = cause
+	return e
+}
+
+func invalid(field string, cause error) *Error {
+	return fail(keydv1.Outcome_OUTCOME_INVALID_ARGUMENT, "%s", field).because(cause).with("field", field)
+}
+
+func unavailable(what string, cause error) *Error {
+	return fail(keydv1.Outcome_OUTCOME_UNAVAILABLE, "%s", what).because(cause)
+}
+
+func unknown(what string) *Error {
+	return fail(keydv1.Outcome_OUTCOME_UNKNOWN, "%s is not known", what)
+}
+
+func erased(what string) *Error {
+	return fail(keydv1.Outcome_OUTCOME_ERASED, "%s was erased", what)
+}
+
+// damaged reports a row that contradicts another or does not open. It is
+// unavailable to callers, never erased.
+func damaged(what string, cause error) *Error {
+	return unavailable("the store is inconsistent: "+what, errors.Join(ErrDamaged, cause))
+}
+
+// Errors of Open.
+var (
+	// ErrNotInitialised: the store is empty and Config.Initialise is not set.
+	// A store that is opened at a wrong path must not look like one in which
+	// everybody was erased.
+	ErrNotInitialised = errors.New("the key store was never initialised")
+	// ErrFormat: the store was written at a format level that this version
+	// does not know.
+	ErrFormat = errors.New("the key store's format is newer than this version")
+	// ErrOtherAnchor: the anchor belongs to another store, or holds the ledger
+	// of one that is gone.
+	ErrOtherAnchor = errors.New("the anchor belongs to another key store")
+)

@@ -1,0 +1,200 @@
+package keys
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"time"
+
+	"lethe/proto/ident"
+	storev1 "lethe/proto/keyd/store/v1"
+	keydv1 "lethe/proto/keyd/v1"
+	"lethe/sdk/receipt"
+)
+
+// maxHolds bounds the holds on one subject or tenant.
+const maxHolds = 64
+
+// holdRequest is the part that placing and releasing share.
+func (k *Keys) holdRequest(ctx context.Context, kind, tenant string, subject []byte, hold, id, reason string, end time.Time) (*request, error) {
+	if err := ident.HoldID(hold); err != nil {
+		return nil, invalid("hold_id", err)
+	}
+	extra := append([]byte(hold), 0)
+	if !end.IsZero() {
+		extra = binary.BigEndian.AppendUint64(extra, uint64(end.UnixMilli()))
+	}
+	q := &request{kind: kind, tenant: tenant, id: id, reason: reason, extra: extra}
+	if len(subject) != 0 {
+		q.subject = slices.Clone(subject)
+	}
+	return q, q.prepare(ctx, k)
+}
+
+// PlaceHold binds a subject, known or not, or a whole tenant.
+func (k *Keys) PlaceHold(ctx context.Context, req *keydv1.PlaceHoldRequest) (*Recorded, error) {
+	var end time.Time
+	if req.End != nil {
+		if err := req.End.CheckValid(); err != nil {
+			return nil, invalid("end", err)
+		}
+		end = req.End.AsTime()
+	}
+	q, err := k.holdRequest(ctx, "place-hold", req.Tenant, req.SubjectId, req.HoldId, req.RequestId, req.Reason, end)
+	if err != nil {
+		return nil, err
+	}
+	return k.recordHold(ctx, q, receipt.HoldPlaced, func(holds []*storev1.Hold, s *receipt.Statement, now time.Time) ([]*storev1.Hold, error) {
+		s.Hold = req.HoldId
+		h := &storev1.Hold{Id: req.HoldId, Reason: req.Reason, PlacedMs: now.UnixMilli()}
+		if !end.IsZero() {
+			if !end.After(now) {
+				return nil, invalid("end", errors.New("is over already"))
+			}
+			h.EndMs, s.HoldEnd = end.UnixMilli(), end
+		}
+		// Holds that have ended make room, and free their ids.
+		holds = slices.DeleteFunc(slices.Clone(holds), func(h *storev1.Hold) bool {
+			return h.EndMs != 0 && now.UnixMilli() >= h.EndMs
+		})
+		for _, other := range holds {
+			if other.Id == h.Id {
+				return nil, fail(keydv1.Outcome_OUTCOME_CONFLICT, "a hold with this id binds already").with("hold", h.Id)
+			}
+		}
+		if len(holds) >= maxHolds {
+			return nil, fail(keydv1.Outcome_OUTCOME_EXHAUSTED, "too many holds")
+		}
+		return append(holds, h), nil
+	})
+}
+
+// ReleaseHold ends a hold.
+func (k *Keys) ReleaseHold(ctx context.Context, req *keydv1.ReleaseHoldRequest) (*Recorded, error) {
+	q, err := k.holdRequest(ctx, "release-hold", req.Tenant, req.SubjectId, req.HoldId, req.RequestId, req.Reason, time.Time{})
+	if err != nil {
+		return nil, err
+	}
+	return k.recordHold(ctx, q, receipt.HoldReleased, func(holds []*storev1.Hold, s *receipt.Statement, now time.Time) ([]*storev1.Hold, error) {
+		s.Hold = req.HoldId
+		rest := slices.DeleteFunc(slices.Clone(holds), func(h *storev1.Hold) bool { return h.Id == req.HoldId })
+		if len(rest) == len(holds) {
+			return nil, unknown("the hold").with("hold", req.HoldId)
+		}
+		return rest, nil
+	})
+}
+
+// recordHold changes the holds of a subject or of a tenant, in the row that
+// every destruction reads.
+func (k *Keys) recordHold(ctx context.Context, q *request, kind receipt.Kind,
+	change func([]*storev1.Hold, *receipt.Statement, time.Time) ([]*storev1.Hold, error)) (*Recorded, error) {
+	o := &op{rows: q.rows(), alone: q.subject == nil}
+	o.check = func(r Reader, now time.Time) (*plan, error) {
+		row, err := q.earlier(r)
+		if err != nil {
+			return nil, err
+		}
+		if row != nil {
+			return repeat(row), nil
+		}
+		if _, err := openEpoch(r); err != nil {
+			return nil, err
+		}
+		tenant, err := activeTenant(r, q.tenant)
+		if err != nil {
+			return nil, err
+		}
+		s := q.statement(kind, now)
+		if q.subject == nil {
+			s.Scope = receipt.ScopeTenant
+			holds, err := change(tenant.Holds, s, now)
+			if err != nil {
+				return nil, err
+			}
+			return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
+				setIndex(holds, s.Hold, index)
+				tenant.Holds = holds
+				if err := putRow(tx, tenantKey(q.keys.id), tenant); err != nil {
+					return err
+				}
+				return q.remember(tx, index, now, false, 0)
+			}}, nil
+		}
+		var subject storev1.Subject
+		err = getRow(r, subjectKey(q.keys.id, q.handle), &subject)
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return nil, err
+		}
+		if subject.State == storev1.LifeState_LIFE_STATE_DESTROYED {
+			return nil, erased("the subject, too late for a hold: it")
+		}
+		if len(subject.LedgerIndexes) >= maxEntriesPerSubject && kind == receipt.HoldPlaced {
+			return nil, fail(keydv1.Outcome_OUTCOME_EXHAUSTED, "the subject has had too many holds")
+		}
+		s.Scope = receipt.ScopePerson
+		holds, err := change(subject.Holds, s, now)
+		if err != nil {
+			return nil, err
+		}
+		return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
+			setIndex(holds, s.Hold, index)
+			subject.Holds = holds
+			subject.Generation = max(subject.Generation, 1)
+			subject.LedgerIndexes = append(subject.LedgerIndexes, index)
+			if err := putRow(tx, subjectKey(q.keys.id, q.handle), &subject); err != nil {
+				return err
+			}
+			return q.remember(tx, index, now, false, 0)
+		}}, nil
+	}
+	if err := k.record(ctx, o); err != nil {
+		return nil, err
+	}
+	return k.recorded(ctx, o)
+}
+
+// setIndex records where a newly placed hold stands in the ledger.
+func setIndex(holds []*storev1.Hold, id string, index uint64) {
+	for _, h := range holds {
+		if h.Id == id {
+			h.LedgerIndex = index
+		}
+	}
+}
+
+// Holds lists the holds on a subject, or on the tenant itself if subject is empty.
+func (k *Keys) Holds(ctx context.Context, tenant string, subject []byte) ([]*storev1.Hold, error) {
+	if err := ident.Tenant(tenant); err != nil {
+		return nil, invalid("tenant", err)
+	}
+	if len(subject) != 0 {
+		if err := ident.Subject(string(subject)); err != nil {
+			return nil, invalid("subject_id", err)
+		}
+	}
+	t, err := k.ring.get(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	var holds []*storev1.Hold
+	err = k.store.View(ctx, func(r Reader) error {
+		row, err := activeTenant(r, tenant)
+		if err != nil {
+			return err
+		}
+		if len(subject) == 0 {
+			holds = row.Holds
+			return nil
+		}
+		var s storev1.Subject
+		err = getRow(r, subjectKey(t.id, t.handle(subject)), &s)
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		holds = s.Holds
+		return err
+	})
+	return holds, err
+}

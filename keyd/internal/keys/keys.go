@@ -1,0 +1,230 @@
+package keys
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lethe/keyd/internal/ledger"
+	storev1 "lethe/proto/keyd/store/v1"
+)
+
+// FormatLevel is the newest format of rows that this version reads and writes.
+const FormatLevel = 1
+
+// Config is what Keys stand on.
+type Config struct {
+	Store  Store
+	KMS    KMS
+	Anchor ledger.Anchor
+	// Clock is the wall clock. Nil: time.Now.
+	Clock func() time.Time
+	Log   *slog.Logger
+	// Initialise allows an empty store to be made into a new key store. It
+	// has no effect on one that is initialised.
+	Initialise bool
+	// EpochLength is how long an epoch is planned to last.
+	EpochLength time.Duration
+	// KEKLease is how long keyd keeps a KEK without the KMS's consent.
+	KEKLease time.Duration
+	// AnchorTimeout is how long a call that needs the anchor waits for it.
+	AnchorTimeout time.Duration
+	// SkewAllowance is added to drained_by for clocks that differ.
+	SkewAllowance time.Duration
+}
+
+// Keys serves one key store. It is safe for concurrent use.
+type Keys struct {
+	store  Store
+	kms    KMS
+	clock  func() time.Time
+	log    *slog.Logger
+	cfg    Config
+	ring   *keyring
+	anchor ledger.Anchor
+	keeper *ledger.Keeper
+	signer *ledger.Signer
+
+	meta       *storev1.Meta // as read by Open; only its identity is used
+	requestKey []byte
+
+	closing    closingSet
+	ledgerSize atomic.Uint64 // of the newest commit that this process made or saw
+	changed    broadcast     // the ledger grew
+
+	ops     chan *op
+	stopped chan struct{} // the loop that takes ops has ended
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+}
+
+// Close stops the background work. Calls under way fail as unavailable. The
+// store, the KMS and the anchor are the caller's to close.
+func (k *Keys) Close() {
+	k.cancel()
+	k.wg.Wait()
+	k.ring.close()
+	clear(k.requestKey)
+}
+
+// update runs fn in a transaction, again while it conflicts with others.
+func (k *Keys) update(ctx context.Context, fn func(Tx) error) error {
+	for attempt := 0; ; attempt++ {
+		err := k.store.Update(ctx, fn)
+		if !errors.Is(err, ErrConflict) || attempt == 20 {
+			return err
+		}
+		select {
+		case <-time.After(time.Duration(attempt) * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// openEpoch returns the epoch under which keys are wrapped now. Reading its
+// row makes the transaction conflict with the epoch's turning, so that nothing
+// is wrapped under an epoch that drains.
+func openEpoch(r Reader) (*storev1.Epoch, error) {
+	var meta storev1.Meta
+	if err := getRow(r, metaKey(), &meta); err != nil {
+		return nil, damaged("the store's own row cannot be read", err)
+	}
+	var epoch storev1.Epoch
+	if err := getRow(r, epochKey(meta.Epoch), &epoch); err != nil {
+		return nil, damaged("the epoch's row cannot be read", err)
+	}
+	return &epoch, nil
+}
+
+// activeTenant reads a tenant's row, and refuses one that is fenced.
+func activeTenant(r Reader, name string) (*storev1.Tenant, error) {
+	var t storev1.Tenant
+	switch err := getRow(r, tenantKey(tenantID(name)), &t); {
+	case errors.Is(err, ErrNotFound):
+		return nil, unknown("the tenant")
+	case err != nil:
+		return nil, err
+	case t.Name != name:
+		return nil, damaged("a tenant's row has another name", nil)
+	case t.State != storev1.TenantState_TENANT_STATE_ACTIVE:
+		return nil, erased("the tenant")
+	}
+	return &t, nil
+}
+
+func readClass(r Reader, tenant id16, name string) (*storev1.Class, error) {
+	var c storev1.Class
+	switch err := getRow(r, classKey(tenant, classHash(name)), &c); {
+	case errors.Is(err, ErrNotFound):
+		return nil, unknown("the class").with("field", "class")
+	case err != nil:
+		return nil, err
+	case c.Name != name:
+		return nil, damaged("a class's row has another name", nil)
+	}
+	return &c, nil
+}
+
+// classByNumber reads a class by its number in blobs.
+func classByNumber(r Reader, tenant id16, number uint32) (*storev1.Class, error) {
+	h, err := r.Get(classNumberKey(tenant, number))
+	if err != nil || len(h) != len(id16{}) {
+		return nil, damaged("a class number has no class", err)
+	}
+	var c storev1.Class
+	if err := getRow(r, classKey(tenant, id16(h)), &c); err != nil {
+		return nil, damaged("a class number has no class", err)
+	}
+	return &c, nil
+}
+
+func classOf(s *storev1.Subject, number uint32) *storev1.SubjectClass {
+	for _, sc := range s.Classes {
+		if sc.ClassNumber == number {
+			return sc
+		}
+	}
+	return nil
+}
+
+// closingSet holds the subjects whose destruction is being committed.
+type closingSet struct {
+	n  atomic.Int64
+	mu sync.Mutex
+	m  map[string]chan struct{}
+}
+
+// mark adds subjects, none of which may be in the set, until the returned
+// function is called.
+func (c *closingSet) mark(subjects []string) (unmark func()) {
+	if len(subjects) == 0 {
+		return func() {}
+	}
+	done := make(chan struct{})
+	c.mu.Lock()
+	if c.m == nil {
+		c.m = make(map[string]chan struct{})
+	}
+	for _, s := range subjects {
+		c.m[s] = done
+	}
+	c.n.Store(int64(len(c.m)))
+	c.mu.Unlock()
+	return func() {
+		c.mu.Lock()
+		for _, s := range subjects {
+			delete(c.m, s)
+		}
+		c.n.Store(int64(len(c.m)))
+		c.mu.Unlock()
+		close(done)
+	}
+}
+
+// wait returns when the subject is not being destroyed.
+func (c *closingSet) wait(ctx context.Context, subject string) error {
+	if c.n.Load() == 0 {
+		return nil
+	}
+	c.mu.Lock()
+	done := c.m[subject]
+	c.mu.Unlock()
+	if done == nil {
+		return nil
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// broadcast wakes whoever waits for the next change.
+type broadcast struct {
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+// next returns a channel that is closed at the next change.
+func (b *broadcast) next() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ch == nil {
+		b.ch = make(chan struct{})
+	}
+	return b.ch
+}
+
+func (b *broadcast) wake() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ch != nil {
+		close(b.ch)
+		b.ch = nil
+	}
+}

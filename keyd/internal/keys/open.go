@@ -1,0 +1,231 @@
+package keys
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"lethe/keyd/internal/ledger"
+	"lethe/keyd/internal/wrap"
+	storev1 "lethe/proto/keyd/store/v1"
+	"lethe/sdk/receipt"
+)
+
+// Names of the secrets that are keyd's own, wrapped by the system KEK.
+var (
+	ledgerKeyName  = nameHash("lethe/v1/secret", "ledger-signing-key")
+	requestKeyName = nameHash("lethe/v1/secret", "request-key")
+)
+
+// Open serves the key store, after comparing it with the anchor: a store that
+// is behind its anchor, or has another history, is refused.
+func Open(ctx context.Context, cfg Config) (*Keys, error) {
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	k := &Keys{
+		store: cfg.Store, kms: cfg.KMS, anchor: cfg.Anchor, clock: cfg.Clock, log: cfg.Log, cfg: cfg,
+		ring: newKeyring(cfg.Store, cfg.KMS, cfg.Clock, cfg.KEKLease),
+		ops:  make(chan *op), stopped: make(chan struct{}),
+	}
+	meta, err := k.readMeta(ctx)
+	if errors.Is(err, ErrNotFound) {
+		if err := k.initialise(ctx); err != nil {
+			return nil, err
+		}
+		meta, err = k.readMeta(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if meta.FormatLevel > FormatLevel {
+		return nil, fmt.Errorf("%w: level %d, this version knows %d", ErrFormat, meta.FormatLevel, FormatLevel)
+	}
+	k.meta = meta
+	if err := k.loadSecrets(ctx); err != nil {
+		return nil, err
+	}
+	if err := k.startLedger(ctx); err != nil {
+		return nil, err
+	}
+	loop, cancel := context.WithCancel(context.Background())
+	k.cancel = cancel
+	k.wg.Go(func() { k.groupLoop(loop) })
+	k.wg.Go(func() {
+		if err := k.keeper.Run(loop); err != nil && loop.Err() == nil {
+			k.log.Error("the anchor and the store have different histories; keyd stops serving", "error", err)
+		}
+	})
+	return k, nil
+}
+
+func (k *Keys) readMeta(ctx context.Context) (*storev1.Meta, error) {
+	var meta storev1.Meta
+	err := k.store.View(ctx, func(r Reader) error { return getRow(r, metaKey(), &meta) })
+	return &meta, err
+}
+
+// initialise makes an empty store into a key store: the first epoch with its
+// root, the system KEK, keyd's own secrets, and the ledger's first entry, all
+// in one transaction. A root that was made for a transaction that then failed
+// wraps nothing, and is left behind in the KMS.
+func (k *Keys) initialise(ctx context.Context) error {
+	if !k.cfg.Initialise {
+		return ErrNotInitialised
+	}
+	switch _, err := k.anchor.Newest(ctx); {
+	case err == nil:
+		return fmt.Errorf("%w: the store is empty and the anchor is not", ErrOtherAnchor)
+	case !errors.Is(err, ledger.ErrNoObject):
+		return err
+	}
+	const epoch = 1
+	root, err := k.kms.Create(ctx, epoch)
+	if err != nil {
+		return fmt.Errorf("creating the first root: %w", err)
+	}
+	incarnation, kekID, kek, seed, requestKey := newID(), newID(), newKey(), newKey(), newKey()
+	defer func() {
+		clear(kek)
+		clear(seed)
+		clear(requestKey)
+	}()
+	wrappedKEK, err := wrapKEK(ctx, k.kms, root, kekID, kek, EncryptionContext{Epoch: epoch})
+	if err != nil {
+		return err
+	}
+	w, err := wrap.New(kek)
+	if err != nil {
+		return err
+	}
+	secrets := make(map[id16]*storev1.Wrapped, 2)
+	for name, secret := range map[id16][]byte{ledgerKeyName: seed, requestKeyName: requestKey} {
+		if secrets[name], err = wrapRow(w, kekID, secret, rowIdentity(wrappedSecretKey(epoch, name), kekID)); err != nil {
+			return err
+		}
+	}
+	return k.update(ctx, func(tx Tx) error {
+		switch _, err := tx.Get(metaKey()); {
+		case err == nil:
+			return nil // another keyd was first; its root and secrets are the store's
+		case !errors.Is(err, ErrNotFound):
+			return err
+		}
+		now := k.clock()
+		end := now.Add(k.cfg.EpochLength)
+		opened := receipt.Statement{
+			Kind: receipt.EpochOpened, Time: now, Epoch: epoch,
+			KMS: k.kms.Kind(), Root: root, PlannedEnd: end,
+		}
+		statement, err := opened.Encode()
+		if err != nil {
+			return err
+		}
+		if err := ledger.Create(tx); err != nil {
+			return err
+		}
+		if _, _, err := ledger.Append(tx, now, [][]byte{statement}); err != nil {
+			return err
+		}
+		for name, row := range secrets {
+			if err := putRow(tx, wrappedSecretKey(epoch, name), row); err != nil {
+				return err
+			}
+		}
+		if err := tx.Put(wrappedKEKKey(epoch, systemTenant, kekID), wrappedKEK); err != nil {
+			return err
+		}
+		if err := putRow(tx, tenantKey(systemTenant), &storev1.Tenant{
+			State: storev1.TenantState_TENANT_STATE_ACTIVE, KekId: kekID[:], KekEpoch: epoch,
+		}); err != nil {
+			return err
+		}
+		if err := putRow(tx, epochKey(epoch), &storev1.Epoch{
+			Number: epoch, State: storev1.EpochState_EPOCH_STATE_OPEN, RootId: root, KmsKind: k.kms.Kind(),
+			OpenedMs: now.UnixMilli(), PlannedEndMs: end.UnixMilli(),
+		}); err != nil {
+			return err
+		}
+		return putRow(tx, metaKey(), &storev1.Meta{
+			FormatLevel: FormatLevel, Incarnation: incarnation[:],
+			Origin: ledger.Origin(incarnation), Epoch: epoch,
+		})
+	})
+}
+
+// secret reads one of keyd's own secrets.
+func (k *Keys) secret(ctx context.Context, name id16) ([]byte, error) {
+	system, err := k.ring.get(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	var row storev1.Wrapped
+	var rowKey []byte
+	err = k.store.View(ctx, func(r Reader) error {
+		var t storev1.Tenant
+		if err := getRow(r, tenantKey(systemTenant), &t); err != nil {
+			return err
+		}
+		rowKey, err = getWrapped(r, t.KekEpoch, func(e uint32) []byte { return wrappedSecretKey(e, name) }, &row)
+		return err
+	})
+	if err != nil {
+		return nil, damaged("keyd's own secrets cannot be read", err)
+	}
+	w, err := k.ring.kek(ctx, system, id16(row.KekId), epochOf(rowKey))
+	if err != nil {
+		return nil, err
+	}
+	secret, err := w.Unwrap(row.Ciphertext, rowIdentity(rowKey, id16(row.KekId)))
+	if err != nil {
+		return nil, damaged("keyd's own secrets do not open", err)
+	}
+	return secret, nil
+}
+
+func (k *Keys) loadSecrets(ctx context.Context) error {
+	seed, err := k.secret(ctx, ledgerKeyName)
+	if err != nil {
+		return err
+	}
+	defer clear(seed)
+	if k.signer, err = ledger.NewSigner(seed, k.meta.Origin); err != nil {
+		return err
+	}
+	k.requestKey, err = k.secret(ctx, requestKeyName)
+	return err
+}
+
+// startLedger compares the store with the anchor and, where the anchor is
+// behind, brings it up: a crash between a commit and the anchor leaves that.
+func (k *Keys) startLedger(ctx context.Context) (err error) {
+	k.keeper, err = ledger.NewKeeper(ledger.KeeperOptions{
+		View: func(ctx context.Context, fn func(ledger.Reader) error) error {
+			return k.store.View(ctx, func(r Reader) error { return fn(r) })
+		},
+		Anchor: k.anchor, Signer: k.signer, Logger: k.log, CheckEvery: anchorCheckInterval,
+	})
+	if err != nil {
+		return err
+	}
+	err = k.keeper.Check(ctx)
+	if errors.Is(err, ledger.ErrAnchorMissing) && k.cfg.Initialise {
+		err = k.keeper.Initialise(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return k.store.View(ctx, func(r Reader) error {
+		head, err := ledger.ReadHead(r)
+		k.ledgerSize.Store(head.Size)
+		return err
+	})
+}
+
+// anchorCheckInterval is how often a running keyd compares store and anchor.
+const anchorCheckInterval = 30 * time.Second

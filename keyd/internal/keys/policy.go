@@ -1,0 +1,105 @@
+package keys
+
+import (
+	"time"
+
+	storev1 "lethe/proto/keyd/store/v1"
+)
+
+// Bounds of a class's policy.
+const (
+	MaxLease       = time.Hour
+	DefaultLease   = time.Minute
+	MinBucketWidth = time.Hour
+	MaxBucketWidth = 366 * 24 * time.Hour
+	MaxClasses     = 64 // of a tenant
+)
+
+// DefaultClasses are those of a tenant that names none.
+var DefaultClasses = []struct {
+	Name  string
+	Width time.Duration
+}{
+	{"checkpoint", 30 * 24 * time.Hour},
+	{"trace", 24 * time.Hour},
+	{"backup", 30 * 24 * time.Hour},
+	{"memory", 30 * 24 * time.Hour},
+}
+
+// bucketAt returns the bucket of a class that now falls into, [start, end) in
+// Unix seconds. Buckets of one class never overlap: a new width begins where a
+// bucket of the old one ends. A clock before the grid's start counts as its start.
+func bucketAt(c *storev1.Class, now time.Time) (start, end int64) {
+	from, width := c.WidthFromS, c.BucketWidthS
+	next := c.NextWidthFromS
+	t := now.Unix()
+	if c.NextBucketWidthS != 0 && t >= next {
+		from, width = next, c.NextBucketWidthS
+	}
+	t = max(t, from)
+	start = from + (t-from)/width*width
+	return start, start + width
+}
+
+// longestLease is the longest lease that the class's policy allowed at any
+// time in the hour before now.
+func longestLease(c *storev1.Class, now time.Time) time.Duration {
+	longest := c.LeaseMs
+	since := now.Add(-MaxLease).UnixMilli()
+	for _, p := range c.LeaseHistory {
+		if p.UntilMs >= since {
+			longest = max(longest, p.LeaseMs)
+		}
+	}
+	return time.Duration(longest) * time.Millisecond
+}
+
+// setLease changes the lease and remembers the old one for as long as keys may
+// be out under it. The history is a list of what may still matter, so it stays
+// short; where changes come faster than they lapse, neighbours are merged to
+// the longer lease and the later end, which errs on the safe side.
+func setLease(c *storev1.Class, leaseMs int64, now time.Time) {
+	if c.LeaseMs == leaseMs {
+		return
+	}
+	since := now.Add(-MaxLease).UnixMilli()
+	kept := c.LeaseHistory[:0]
+	for _, p := range c.LeaseHistory {
+		if p.UntilMs >= since {
+			kept = append(kept, p)
+		}
+	}
+	old := &storev1.LeasePolicy{LeaseMs: c.LeaseMs, UntilMs: now.UnixMilli()}
+	if n := len(kept); n >= 16 {
+		kept[n-1].LeaseMs = max(kept[n-1].LeaseMs, old.LeaseMs)
+		kept[n-1].UntilMs = max(kept[n-1].UntilMs, old.UntilMs)
+	} else {
+		kept = append(kept, old)
+	}
+	c.LeaseHistory = kept
+	c.LeaseMs = leaseMs
+}
+
+// setWidth changes the bucket width from the end of the running bucket on.
+func setWidth(c *storev1.Class, widthS int64, now time.Time) {
+	if c.NextBucketWidthS != 0 && now.Unix() >= c.NextWidthFromS {
+		c.BucketWidthS, c.WidthFromS = c.NextBucketWidthS, c.NextWidthFromS
+		c.NextBucketWidthS, c.NextWidthFromS = 0, 0
+	}
+	if c.BucketWidthS == widthS {
+		c.NextBucketWidthS, c.NextWidthFromS = 0, 0
+		return
+	}
+	_, end := bucketAt(&storev1.Class{BucketWidthS: c.BucketWidthS, WidthFromS: c.WidthFromS}, now)
+	c.NextBucketWidthS, c.NextWidthFromS = widthS, end
+}
+
+// binding returns the first hold that binds at now.
+func binding(holds []*storev1.Hold, now time.Time) *storev1.Hold {
+	for _, h := range holds {
+		if h.EndMs == 0 || now.UnixMilli() < h.EndMs {
+			return h
+		}
+	}
+	return nil
+}

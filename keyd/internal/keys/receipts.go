@@ -1,0 +1,191 @@
+package keys
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+
+	"lethe/keyd/internal/ledger"
+	"lethe/proto/ident"
+	storev1 "lethe/proto/keyd/store/v1"
+	keydv1 "lethe/proto/keyd/v1"
+	"lethe/sdk/receipt"
+)
+
+// recorded builds the answer to an operation whose entry the anchor covers.
+func (k *Keys) recorded(ctx context.Context, o *op) (*Recorded, error) {
+	rec := &Recorded{Index: o.index}
+	err := k.store.View(ctx, func(r Reader) error {
+		e, err := ledger.ReadEntry(r, o.index)
+		if err != nil {
+			return damaged("a ledger entry cannot be read", err)
+		}
+		s, err := receipt.ParseStatement(e.Statement)
+		if err != nil {
+			return damaged("a ledger entry does not parse", err)
+		}
+		rec.DrainedBy = s.DrainedBy
+		rec.Receipt, err = ledger.Receipt(r, k.signer, o.index)
+		return err
+	})
+	return rec, err
+}
+
+// VerifierKeys are the keys that sign checkpoints, oldest first.
+func (k *Keys) VerifierKeys() []string { return []string{k.signer.VerifierKey()} }
+
+// Checkpoint is the newest checkpoint that the anchor covers.
+func (k *Keys) Checkpoint(ctx context.Context) ([]byte, error) {
+	var out []byte
+	err := k.store.View(ctx, func(r Reader) error {
+		size := k.keeper.Anchored()
+		root, err := ledger.RootAt(r, size)
+		if err != nil {
+			return err
+		}
+		out, err = k.signer.Checkpoint(size, root)
+		return err
+	})
+	return out, err
+}
+
+// Consistency proves that the tree of size older is a prefix of that of newer.
+func (k *Keys) Consistency(ctx context.Context, older, newer uint64) ([][]byte, error) {
+	if older > newer {
+		return nil, invalid("old_size", errors.New("is greater than new_size"))
+	}
+	if newer > k.keeper.Anchored() {
+		return nil, invalid("new_size", errors.New("is beyond the newest checkpoint"))
+	}
+	var proof [][]byte
+	err := k.store.View(ctx, func(r Reader) (err error) {
+		proof, err = ledger.Consistency(r, older, newer)
+		return err
+	})
+	return proof, err
+}
+
+// GetReceipt finds an entry of a tenant by request id, by ledger index or, the
+// newest, by subject, and returns its receipt.
+func (k *Keys) GetReceipt(ctx context.Context, req *keydv1.GetReceiptRequest) (*Recorded, error) {
+	if err := ident.Tenant(req.Tenant); err != nil {
+		return nil, invalid("tenant", err)
+	}
+	t, err := k.ring.get(ctx, req.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	var find func(r Reader) (uint64, error)
+	switch by := req.By.(type) {
+	case *keydv1.GetReceiptRequest_RequestId:
+		if err := ident.RequestID(by.RequestId); err != nil {
+			return nil, invalid("request_id", err)
+		}
+		mac := requestMAC(k.requestKey, req.Tenant, by.RequestId)
+		find = func(r Reader) (uint64, error) {
+			var row storev1.Request
+			err := getRow(r, requestKey(mac), &row)
+			return row.LedgerIndex, err
+		}
+	case *keydv1.GetReceiptRequest_SubjectId:
+		if err := ident.Subject(by.SubjectId); err != nil {
+			return nil, invalid("subject_id", err)
+		}
+		handle := t.handle(by.SubjectId)
+		find = func(r Reader) (uint64, error) {
+			var s storev1.Subject
+			if err := getRow(r, subjectKey(t.id, handle), &s); err != nil {
+				return 0, err
+			}
+			if len(s.LedgerIndexes) == 0 {
+				return 0, ErrNotFound
+			}
+			return s.LedgerIndexes[len(s.LedgerIndexes)-1], nil
+		}
+	case *keydv1.GetReceiptRequest_LedgerIndex:
+		find = func(r Reader) (uint64, error) {
+			_, err := r.Get(receiptIndexKey(t.id, by.LedgerIndex))
+			return by.LedgerIndex, err
+		}
+	default:
+		return nil, invalid("by", errors.New("a request id, a ledger index or a subject"))
+	}
+	o := new(op)
+	err = k.store.View(ctx, func(r Reader) error {
+		if o.index, err = find(r); errors.Is(err, ErrNotFound) {
+			return unknown("the receipt")
+		}
+		if err != nil {
+			return err
+		}
+		e, err := ledger.ReadEntry(r, o.index)
+		o.size = e.TreeSize
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	// A crash may have left an entry that the anchor does not cover yet.
+	if err := k.waitAnchored(ctx, o.size); err != nil {
+		return nil, err
+	}
+	return k.recorded(ctx, o)
+}
+
+// ListReceipts lists up to limit of a tenant's entries, oldest first, from the
+// index on that from gives; all of them, or those about one subject. next is
+// the index to go on from, or zero.
+func (k *Keys) ListReceipts(ctx context.Context, tenant string, subject []byte, from uint64, limit int) (entries []*keydv1.ReceiptEntry, next uint64, err error) {
+	if err := ident.Tenant(tenant); err != nil {
+		return nil, 0, invalid("tenant", err)
+	}
+	if len(subject) != 0 {
+		if err := ident.Subject(subject); err != nil {
+			return nil, 0, invalid("subject_id", err)
+		}
+	}
+	t, err := k.ring.get(ctx, tenant)
+	if err != nil {
+		return nil, 0, err
+	}
+	err = k.store.View(ctx, func(r Reader) error {
+		var indexes []uint64
+		if len(subject) != 0 {
+			var s storev1.Subject
+			if err := getRow(r, subjectKey(t.id, t.handle(subject)), &s); err != nil && !errors.Is(err, ErrNotFound) {
+				return err
+			}
+			for _, i := range s.LedgerIndexes {
+				if i >= from && len(indexes) <= limit {
+					indexes = append(indexes, i)
+				}
+			}
+		} else {
+			var after []byte
+			if from > 0 {
+				after = receiptIndexKey(t.id, from-1)
+			}
+			prefix := append([]byte{'I'}, t.id[:]...)
+			err := r.Scan(prefix, after, func(key, _ []byte) bool {
+				indexes = append(indexes, binary.BigEndian.Uint64(key[len(prefix):]))
+				return len(indexes) <= limit
+			})
+			if err != nil {
+				return err
+			}
+		}
+		if len(indexes) > limit {
+			next = indexes[limit]
+			indexes = indexes[:limit]
+		}
+		for _, i := range indexes {
+			e, err := ledger.ReadEntry(r, i)
+			if err != nil {
+				return damaged("a ledger entry cannot be read", err)
+			}
+			entries = append(entries, &keydv1.ReceiptEntry{LedgerIndex: i, Statement: e.Statement})
+		}
+		return nil
+	})
+	return entries, next, err
+}

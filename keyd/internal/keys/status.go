@@ -1,0 +1,57 @@
+package keys
+
+import (
+	"context"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"time"
+
+	"lethe/keyd/internal/ledger"
+	storev1 "lethe/proto/keyd/store/v1"
+	keydv1 "lethe/proto/keyd/v1"
+)
+
+// Status tells how keyd is. It answers also when much is wrong.
+func (k *Keys) Status(ctx context.Context) *keydv1.GetStatusResponse {
+	s := &keydv1.GetStatusResponse{
+		Incarnation: k.meta.Incarnation, FormatLevel: k.meta.FormatLevel,
+		AnchoredSize: k.keeper.Anchored(),
+	}
+	var epoch *storev1.Epoch
+	err := k.store.View(ctx, func(r Reader) (err error) {
+		if epoch, err = openEpoch(r); err != nil {
+			return err
+		}
+		head, err := ledger.ReadHead(r)
+		s.LedgerSize = head.Size
+		return err
+	})
+	if err == nil {
+		s.Epoch = epoch.Number
+		s.EpochPlannedEnd = timestamppb.New(time.UnixMilli(epoch.PlannedEndMs))
+		err = k.store.Check(ctx)
+	}
+	add := func(name string, err error, detail string) {
+		c := &keydv1.ComponentStatus{Name: name, Healthy: err == nil, Detail: detail}
+		if err != nil {
+			c.Detail = err.Error()
+		}
+		s.Components = append(s.Components, c)
+	}
+	add("store", err, "takes writes")
+	add("kms", k.ring.health(), k.kms.Kind())
+	code, where := k.anchor.Domain()
+	add("anchor", k.keeper.Err(), code+": "+where)
+	return s
+}
+
+// Serving returns why keyd must not serve, or nil: its history and the
+// anchor's are not the same any more.
+func (k *Keys) Serving() error { return k.keeper.Err() }
+
+// LedgerSize is the number of entries in the ledger, as this process last saw it.
+func (k *Keys) LedgerSize() uint64 { return k.ledgerSize.Load() }
+
+// AnchoredSize is the number of entries that the anchor covers.
+func (k *Keys) AnchoredSize() uint64 { return k.keeper.Anchored() }

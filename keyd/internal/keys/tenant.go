@@ -1,0 +1,318 @@
+package keys
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"lethe/keyd/internal/wrap"
+	"lethe/proto/ident"
+	storev1 "lethe/proto/keyd/store/v1"
+	keydv1 "lethe/proto/keyd/v1"
+	"lethe/sdk/receipt"
+)
+
+// CreateTenant makes a tenant: its KEK, its pseudonym key and its first
+// classes. A name is never used twice.
+func (k *Keys) CreateTenant(ctx context.Context, name string, classes []*keydv1.Class) ([]*keydv1.Class, error) {
+	if err := ident.Tenant(name); err != nil {
+		return nil, invalid("tenant", err)
+	}
+	if len(classes) == 0 {
+		for _, c := range DefaultClasses {
+			classes = append(classes, &keydv1.Class{Name: c.Name, BucketWidth: durationpb.New(c.Width), Lease: durationpb.New(DefaultLease)})
+		}
+	}
+	if len(classes) > MaxClasses {
+		return nil, invalid("classes", errors.New("a tenant has at most 64"))
+	}
+	for i, c := range classes {
+		if err := checkClass(c); err != nil {
+			return nil, err
+		}
+		for _, other := range classes[:i] {
+			if other.Name == c.Name {
+				return nil, invalid("classes", errors.New("a name stands twice"))
+			}
+		}
+	}
+
+	// What can be refused is refused before the KMS is asked.
+	var epoch *storev1.Epoch
+	err := k.store.View(ctx, func(r Reader) (err error) {
+		if epoch, err = openEpoch(r); err != nil {
+			return err
+		}
+		return absentTenant(r, name)
+	})
+	if err != nil {
+		return nil, err
+	}
+	id, kekID, kek, pseudonym := tenantID(name), newID(), newKey(), newKey()
+	defer clear(kek)
+	defer clear(pseudonym)
+	wrappedKEK, err := wrapKEK(ctx, k.kms, epoch.RootId, kekID, kek, EncryptionContext{Tenant: name, Epoch: epoch.Number})
+	if err != nil {
+		return nil, err
+	}
+	w, err := wrap.New(kek)
+	if err != nil {
+		return nil, err
+	}
+	pseudonymRowKey := wrappedPseudonymKey(epoch.Number, id)
+	pseudonymRow, err := wrapRow(w, kekID, pseudonym, rowIdentity(pseudonymRowKey, kekID))
+	if err != nil {
+		return nil, err
+	}
+
+	var made []*storev1.Class
+	o := &op{
+		rows: []string{string(tenantKey(id))},
+		check: func(r Reader, now time.Time) (*plan, error) {
+			e, err := openEpoch(r)
+			if err != nil {
+				return nil, err
+			}
+			if e.Number != epoch.Number {
+				return nil, fail(keydv1.Outcome_OUTCOME_CONFLICT, "the epoch turned meanwhile")
+			}
+			if err := absentTenant(r, name); err != nil {
+				return nil, err
+			}
+			row := &storev1.Tenant{
+				Name: name, State: storev1.TenantState_TENANT_STATE_ACTIVE,
+				KekId: kekID[:], KekEpoch: epoch.Number,
+				PseudonymCheck: pseudonymCheck(pseudonym, name),
+				NextClass:      uint32(len(classes)) + 1,
+			}
+			statements := []*receipt.Statement{{
+				Kind: receipt.TenantCreated, Time: now, Tenant: name, PseudonymCheck: row.PseudonymCheck,
+			}}
+			made = made[:0]
+			for i, c := range classes {
+				row := newClass(c, uint32(i)+1, now)
+				made = append(made, row)
+				statements = append(statements, classSet(name, row, now))
+			}
+			return &plan{statements: statements, write: func(tx Tx, _ uint64) error {
+				for _, c := range made {
+					if err := putClass(tx, id, c); err != nil {
+						return err
+					}
+				}
+				if err := tx.Put(wrappedKEKKey(epoch.Number, id, kekID), wrappedKEK); err != nil {
+					return err
+				}
+				if err := putRow(tx, pseudonymRowKey, pseudonymRow); err != nil {
+					return err
+				}
+				return putRow(tx, tenantKey(id), row)
+			}}, nil
+		},
+	}
+	if err := k.record(ctx, o); err != nil {
+		return nil, err
+	}
+	return publicClasses(made), nil
+}
+
+func absentTenant(r Reader, name string) error {
+	switch _, err := r.Get(tenantKey(tenantID(name))); {
+	case err == nil:
+		return fail(keydv1.Outcome_OUTCOME_CONFLICT, "the tenant's name is taken, or was once")
+	case errors.Is(err, ErrNotFound):
+		return nil
+	default:
+		return err
+	}
+}
+
+// wrapKEK wraps a KEK under the root, proves that it unwraps, and encodes its row.
+func wrapKEK(ctx context.Context, kms KMS, root string, id id16, kek []byte, ec EncryptionContext) ([]byte, error) {
+	packed := packKEK(id, kek)
+	defer clear(packed)
+	c, err := kms.Wrap(ctx, root, packed, ec)
+	if err != nil {
+		return nil, unavailable("the KMS cannot wrap a KEK", err)
+	}
+	again, err := kms.Unwrap(ctx, root, c, ec)
+	if err != nil {
+		return nil, unavailable("the KMS cannot unwrap what it wrapped", err)
+	}
+	defer clear(again)
+	if !bytes.Equal(again, packed) {
+		return nil, unavailable("the KMS does not give back what it wrapped", nil)
+	}
+	return encode(&storev1.Wrapped{Ciphertext: c})
+}
+
+func checkClass(c *keydv1.Class) error {
+	if err := ident.Class(c.GetName()); err != nil {
+		return invalid("class", err)
+	}
+	for _, d := range []*durationpb.Duration{c.BucketWidth, c.Lease, c.Retention} {
+		if d != nil && d.CheckValid() != nil {
+			return invalid("class", errors.New("a duration is not valid"))
+		}
+	}
+	width, lease := c.BucketWidth.AsDuration(), c.Lease.AsDuration()
+	switch {
+	case width < MinBucketWidth || width > MaxBucketWidth || width%time.Second != 0:
+		return invalid("bucket_width", errors.New("one hour to 366 days, in whole seconds"))
+	case lease < 0 || lease > MaxLease || lease%time.Millisecond != 0:
+		return invalid("lease", errors.New("0 to one hour, in whole milliseconds"))
+	case c.Retention != nil:
+		return invalid("retention", errors.New("retention is not offered by this version"))
+	}
+	return nil
+}
+
+func newClass(c *keydv1.Class, number uint32, now time.Time) *storev1.Class {
+	width := int64(c.BucketWidth.AsDuration() / time.Second)
+	return &storev1.Class{
+		Name: c.Name, Number: number, BucketWidthS: width, LeaseMs: c.Lease.AsDuration().Milliseconds(),
+		WidthFromS: now.Unix() / width * width,
+	}
+}
+
+func putClass(tx Tx, tenant id16, c *storev1.Class) error {
+	h := classHash(c.Name)
+	if err := tx.Put(classNumberKey(tenant, c.Number), h[:]); err != nil {
+		return err
+	}
+	return putRow(tx, classKey(tenant, h), c)
+}
+
+func classSet(tenant string, c *storev1.Class, now time.Time) *receipt.Statement {
+	return &receipt.Statement{
+		Kind: receipt.ClassSet, Time: now, Tenant: tenant,
+		Classes:      []receipt.Class{{Name: c.Name, Number: c.Number}},
+		BucketWidthS: c.BucketWidthS, WidthFromS: c.WidthFromS,
+		NextBucketWidthS: c.NextBucketWidthS, NextWidthFromS: c.NextWidthFromS,
+		LeaseMS: c.LeaseMs, RetentionS: c.RetentionS,
+	}
+}
+
+// publicClass shows the width that holds from the next bucket on.
+func publicClass(c *storev1.Class) *keydv1.Class {
+	width := c.BucketWidthS
+	if c.NextBucketWidthS != 0 {
+		width = c.NextBucketWidthS
+	}
+	return &keydv1.Class{
+		Name: c.Name, Number: c.Number,
+		BucketWidth: durationpb.New(time.Duration(width) * time.Second),
+		Lease:       durationpb.New(time.Duration(c.LeaseMs) * time.Millisecond),
+	}
+}
+
+func publicClasses(rows []*storev1.Class) []*keydv1.Class {
+	out := make([]*keydv1.Class, len(rows))
+	for i, c := range rows {
+		out[i] = publicClass(c)
+	}
+	return out
+}
+
+// PutClass makes a class, or changes its policy.
+func (k *Keys) PutClass(ctx context.Context, tenant string, c *keydv1.Class) (*keydv1.Class, error) {
+	if err := ident.Tenant(tenant); err != nil {
+		return nil, invalid("tenant", err)
+	}
+	if err := checkClass(c); err != nil {
+		return nil, err
+	}
+	var row *storev1.Class
+	o := &op{alone: true, check: func(r Reader, now time.Time) (*plan, error) {
+		if _, err := openEpoch(r); err != nil {
+			return nil, err
+		}
+		t, err := activeTenant(r, tenant)
+		if err != nil {
+			return nil, err
+		}
+		id := tenantID(tenant)
+		row = new(storev1.Class)
+		switch err := getRow(r, classKey(id, classHash(c.Name)), row); {
+		case errors.Is(err, ErrNotFound):
+			if t.NextClass > MaxClasses {
+				return nil, fail(keydv1.Outcome_OUTCOME_EXHAUSTED, "a tenant has at most 64 classes")
+			}
+			row = newClass(c, t.NextClass, now)
+			t.NextClass++
+		case err != nil:
+			return nil, err
+		default:
+			setLease(row, c.Lease.AsDuration().Milliseconds(), now)
+			setWidth(row, int64(c.BucketWidth.AsDuration()/time.Second), now)
+		}
+		return &plan{statements: []*receipt.Statement{classSet(tenant, row, now)}, write: func(tx Tx, _ uint64) error {
+			if err := putClass(tx, id, row); err != nil {
+				return err
+			}
+			return putRow(tx, tenantKey(id), t)
+		}}, nil
+	}}
+	if err := k.record(ctx, o); err != nil {
+		return nil, err
+	}
+	return publicClass(row), nil
+}
+
+// Classes lists a tenant's classes by number.
+func (k *Keys) Classes(ctx context.Context, tenant string) ([]*keydv1.Class, error) {
+	if err := ident.Tenant(tenant); err != nil {
+		return nil, invalid("tenant", err)
+	}
+	var rows []*storev1.Class
+	err := k.store.View(ctx, func(r Reader) error {
+		t, err := activeTenant(r, tenant)
+		if err != nil {
+			return err
+		}
+		for n := uint32(1); n < t.NextClass; n++ {
+			c, err := classByNumber(r, tenantID(tenant), n)
+			if err != nil {
+				return err
+			}
+			rows = append(rows, c)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return publicClasses(rows), nil
+}
+
+// Tenants lists up to limit names in the order of their rows, which says
+// nothing; after is the last name of the page before.
+func (k *Keys) Tenants(ctx context.Context, after string, limit int) ([]string, error) {
+	var names []string
+	var from []byte
+	if after != "" {
+		if err := ident.Tenant(after); err != nil {
+			return nil, invalid("page_token", err)
+		}
+		from = tenantKey(tenantID(after))
+	}
+	err := k.store.View(ctx, func(r Reader) error {
+		var bad error
+		err := r.Scan([]byte{'T'}, from, func(_, value []byte) bool {
+			var t storev1.Tenant
+			if bad = decode(value, &t); bad != nil {
+				return false
+			}
+			if t.Name != "" { // not keyd's own
+				names = append(names, t.Name)
+			}
+			return len(names) < limit
+		})
+		return errors.Join(err, bad)
+	})
+	return slices.Clip(names), err
+}

@@ -1,0 +1,130 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc"
+
+	"lethe/keyd/internal/keys"
+	"lethe/keyd/internal/policy"
+	keydv1 "lethe/proto/keyd/v1"
+)
+
+// gate stands before every handler: it lets the policy decide, refuses while
+// keyd must not serve, turns panics and errors into outcomes, and has the
+// outcome audited.
+type gate struct {
+	keys   *keys.Keys
+	policy *policy.Policy
+	log    *slog.Logger
+}
+
+// tenantsOf returns the tenants that a request is about.
+func tenantsOf(req any) []string {
+	switch r := req.(type) {
+	case *keydv1.GetBlobKeysRequest:
+		var tenants []string
+		for _, q := range r.Queries {
+			if !slices.Contains(tenants, q.GetTenant()) {
+				tenants = append(tenants, q.GetTenant())
+			}
+		}
+		return tenants
+	case *keydv1.WatchRevocationsRequest:
+		return slices.Clone(r.Tenants)
+	case interface{ GetTenant() string }:
+		return []string{r.GetTenant()}
+	}
+	return nil
+}
+
+func (g *gate) begin(ctx context.Context, method string, req any) (*policy.Call, error) {
+	tenants := tenantsOf(req)
+	for i, t := range tenants {
+		// What is not a tenant's name may be anything, a subject's id by
+		// mistake, and has no place in an audit line.
+		if !isTenant(t) {
+			tenants[i] = "(invalid)"
+		}
+	}
+	call, err := g.policy.Begin(ctx, method[strings.LastIndexByte(method, '/')+1:], tenants)
+	if err != nil {
+		return call, err
+	}
+	return call, g.keys.Serving()
+}
+
+func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (res any, err error) {
+	call, err := g.begin(ctx, info.FullMethod, req)
+	defer func() {
+		if p := recover(); p != nil {
+			err = g.panicked(info.FullMethod, p)
+		}
+		outcome, failed := keydv1.Outcome_OUTCOME_UNSPECIFIED, 0
+		if err != nil {
+			outcome = failure(err).Outcome
+			res, err = nil, toStatus(err)
+		} else if batch, ok := res.(*keydv1.GetBlobKeysResponse); ok {
+			for _, r := range batch.Results {
+				if r.GetFailure() != nil {
+					failed++
+				}
+			}
+		}
+		call.End(outcome, failed)
+	}()
+	if err != nil {
+		return nil, err
+	}
+	return handler(ctx, req)
+}
+
+// stream gates a streaming call at the message that opens it, where the
+// tenants are known.
+func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+	gated := &gatedStream{ServerStream: ss, gate: g, method: info.FullMethod}
+	defer func() {
+		if p := recover(); p != nil {
+			err = g.panicked(info.FullMethod, p)
+		}
+		outcome := keydv1.Outcome_OUTCOME_UNSPECIFIED
+		if err != nil && ss.Context().Err() == nil {
+			outcome = failure(err).Outcome
+		}
+		if err != nil {
+			err = toStatus(err)
+		}
+		if gated.call != nil {
+			gated.call.End(outcome, 0)
+		}
+	}()
+	return handler(srv, gated)
+}
+
+type gatedStream struct {
+	grpc.ServerStream
+	gate   *gate
+	method string
+	call   *policy.Call
+}
+
+func (s *gatedStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	call, err := s.gate.begin(s.Context(), s.method, m)
+	s.call = call
+	return err
+}
+
+// panicked reports a bug. The value of a panic may hold anything, so only its
+// type and the place are told.
+func (g *gate) panicked(method string, p any) error {
+	g.log.Error("panic in a call", "method", method, "type", fmt.Sprintf("%T", p), "stack", string(debug.Stack()))
+	return fmt.Errorf("a fault inside keyd")
+}

@@ -1,0 +1,236 @@
+// Package keyd is the key daemon as a library: a Server over a store, a KMS
+// and an anchor that its caller chose.
+//
+// # Life of a blob
+//
+// An agent service calls sdk.Seal. The SDK asks KeyService.GetBlobKeys for the
+// blob key of (tenant, subject, class) in the bucket that runs now. keyd finds
+// the subject's row under its handle; at the subject's first use of a class it
+// makes a DEK, create-if-absent, wrapped under the tenant's KEK, and does the
+// same for the bucket at its first use. It unwraps both from one snapshot of
+// the store and derives the blob key, which opens that subject, class and
+// bucket, and no more. The SDK seals with it for as long as the lease lasts.
+// Opening goes the same way, with the key id that the blob's header names.
+//
+// # Life of a destroy
+//
+// The erasure pipeline calls ErasureService.DestroyKey. In one transaction
+// keyd checks the holds and the generation, turns the subject's row into a
+// tombstone, overwrites its wrapped keys, and appends a statement to the
+// ledger. The commit is synced; revocations go out to the clients that watch;
+// the anchor takes the statement and the ledger's new checkpoint; only then is
+// the call answered, with a receipt that verifies offline.
+package keyd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"lethe/keyd/internal/keys"
+	"lethe/keyd/internal/ledger"
+	"lethe/keyd/internal/policy"
+	"lethe/keyd/internal/rpc"
+)
+
+// The interfaces that adapters implement; see the packages below keyd/store,
+// keyd/kms and keyd/anchor.
+type (
+	Store  = keys.Store
+	KMS    = keys.KMS
+	Anchor = ledger.Anchor
+)
+
+// Errors of Open, to be told apart by whoever starts keyd.
+var (
+	ErrNotInitialised = keys.ErrNotInitialised
+	ErrFormat         = keys.ErrFormat
+	ErrOtherAnchor    = keys.ErrOtherAnchor
+	ErrBehind         = ledger.ErrBehind
+	ErrForked         = ledger.ErrForked
+	ErrAnchorMissing  = ledger.ErrAnchorMissing
+)
+
+// Config is what a Server stands on, and how it behaves. Zero durations mean
+// the defaults.
+type Config struct {
+	Store  Store
+	KMS    KMS
+	Anchor Anchor
+
+	// Development serves every caller, on loopback and Unix sockets only. It
+	// must be set: this version has no roles.
+	Development bool
+	// Initialise allows an empty store to become a new key store.
+	Initialise bool
+
+	// EpochLength is for how long an epoch is planned: 7 days by default.
+	EpochLength time.Duration
+	// KEKLease is for how long keyd serves without the KMS: 15 minutes by default.
+	KEKLease time.Duration
+	// AnchorTimeout is how long a call waits for the anchor: 10 s by default.
+	AnchorTimeout time.Duration
+	// SkewAllowance is added to drained_by: 5 s by default.
+	SkewAllowance time.Duration
+	// Heartbeat is how often a silent revocation stream shows that it lives:
+	// 10 s by default.
+	Heartbeat time.Duration
+
+	Version string
+	// Clock is the wall clock; nil: time.Now.
+	Clock func() time.Time
+	// Log is for operators; nil: slog.Default().
+	Log *slog.Logger
+	// Audit takes one line of JSON a call; nil: none are kept.
+	Audit io.Writer
+	// Metrics takes the metrics; nil: none are kept.
+	Metrics prometheus.Registerer
+}
+
+// Server is a running keyd.
+type Server struct {
+	keys   *keys.Keys
+	grpc   *grpc.Server
+	health *health.Server
+	log    *slog.Logger
+	done   chan struct{}
+	once   sync.Once
+}
+
+// Open checks the store against the anchor and prepares to serve. The store,
+// the KMS and the anchor stay the caller's to close, after Stop.
+func Open(ctx context.Context, cfg Config) (*Server, error) {
+	if !cfg.Development {
+		return nil, errors.New("keyd: this version has no roles, and serves development only")
+	}
+	setDefault(&cfg.EpochLength, 7*24*time.Hour)
+	setDefault(&cfg.KEKLease, 15*time.Minute)
+	setDefault(&cfg.AnchorTimeout, 10*time.Second)
+	setDefault(&cfg.SkewAllowance, 5*time.Second)
+	setDefault(&cfg.Heartbeat, 10*time.Second)
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	if cfg.Audit == nil {
+		cfg.Audit = io.Discard
+	}
+	if cfg.Metrics == nil {
+		cfg.Metrics = prometheus.NewRegistry()
+	}
+	k, err := keys.Open(ctx, keys.Config{
+		Store: cfg.Store, KMS: cfg.KMS, Anchor: cfg.Anchor, Clock: cfg.Clock, Log: cfg.Log,
+		Initialise: cfg.Initialise, EpochLength: cfg.EpochLength, KEKLease: cfg.KEKLease,
+		AnchorTimeout: cfg.AnchorTimeout, SkewAllowance: cfg.SkewAllowance,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("keyd: %w", err)
+	}
+	registerGauges(cfg.Metrics, k)
+	s := &Server{keys: k, log: cfg.Log, done: make(chan struct{}), health: health.NewServer()}
+	s.grpc = grpc.NewServer(rpc.Options(k, policy.Development(cfg.Audit, cfg.Metrics), cfg.Log)...)
+	rpc.Register(s.grpc, k, rpc.Info{Version: cfg.Version, Development: true, Heartbeat: cfg.Heartbeat}, s.done)
+	healthpb.RegisterHealthServer(s.grpc, s.health)
+	go s.watchHealth()
+	return s, nil
+}
+
+func setDefault(d *time.Duration, to time.Duration) {
+	if *d == 0 {
+		*d = to
+	}
+}
+
+// registerGauges exports what an operator watches. The ledger's two sizes
+// differ for long only when the anchor does not follow.
+func registerGauges(reg prometheus.Registerer, k *keys.Keys) {
+	gauge := func(name, help string, value func() float64) {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
+	}
+	gauge("lethe_ledger_entries", "Entries in the ledger.", func() float64 { return float64(k.LedgerSize()) })
+	gauge("lethe_ledger_anchored_entries", "Entries that the anchor covers.", func() float64 { return float64(k.AnchoredSize()) })
+	for _, component := range []string{"store", "kms", "anchor"} {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "lethe_component_healthy", Help: "1 while the component works.",
+			ConstLabels: prometheus.Labels{"component": component},
+		}, func() float64 {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			for _, c := range k.Status(ctx).Components {
+				if c.Name == component && c.Healthy {
+					return 1
+				}
+			}
+			return 0
+		}))
+	}
+}
+
+// watchHealth keeps the standard gRPC health service at what Serving says.
+func (s *Server) watchHealth() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		state := healthpb.HealthCheckResponse_SERVING
+		if s.keys.Serving() != nil {
+			state = healthpb.HealthCheckResponse_NOT_SERVING
+		}
+		s.health.SetServingStatus("", state)
+		select {
+		case <-tick.C:
+		case <-s.done:
+			return
+		}
+	}
+}
+
+// Serve answers calls on lis until Stop. It refuses a listener that other
+// machines reach.
+func (s *Server) Serve(lis net.Listener) error {
+	if err := reachableHereOnly(lis.Addr()); err != nil {
+		lis.Close()
+		return err
+	}
+	return s.grpc.Serve(lis)
+}
+
+func reachableHereOnly(addr net.Addr) error {
+	switch a := addr.(type) {
+	case *net.UnixAddr:
+		return nil
+	case *net.TCPAddr:
+		if a.IP.IsLoopback() {
+			return nil
+		}
+	}
+	return fmt.Errorf("keyd: will not listen on %s: this version has no roles, and serves loopback and Unix sockets only", addr)
+}
+
+// Stop ends the service: calls under way may finish until ctx is done.
+func (s *Server) Stop(ctx context.Context) {
+	s.once.Do(func() {
+		close(s.done)
+		s.health.Shutdown()
+		stopped := make(chan struct{})
+		go func() {
+			s.grpc.GracefulStop()
+			close(stopped)
+		}()
+		select {
+		case <-stopped:
+		case <-ctx.Done():
+			s.grpc.Stop()
+			<-stopped
+		}
+		s.keys.Close()
+	})
+}
