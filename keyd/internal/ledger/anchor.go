@@ -7,18 +7,28 @@ import (
 
 // Anchor keeps the ledger's newest checkpoint and the mirror of its entries
 // outside the store, in another failure domain where there is one. It is
-// append-only: an object, once written under a size, never changes. An Anchor
-// is safe for concurrent use.
+// append-only: an object, once written under a size, never changes. Several
+// writers may cut the same history at different sizes, so that objects overlap;
+// as each begins where an object that was there ended, a walk has no gaps. An
+// Anchor checks what it can without keys: the form of objects, and that all are
+// of one origin. Signatures and hashes are for its reader. It is safe for
+// concurrent use, by several processes too.
 type Anchor interface {
 	// Newest returns the object of the greatest size, or ErrNoObject when the
 	// anchor holds none.
 	Newest(ctx context.Context) (Object, error)
-	// Put writes o under o.Size. It returns nil only once o is durable. When
-	// an object of that size exists, Put returns nil if it is the same, byte
-	// for byte, and ErrForked if it is not.
+	// Put writes o under o.Size. It returns nil only once o is durable, and from
+	// then on every Newest and Get sees it. When an object of that size exists,
+	// Put writes nothing and returns nil if the text of its checkpoint (origin,
+	// size and root) is the same: it is the same history, whoever signed it and
+	// wherever it was cut; otherwise ErrForked, as for another origin. It
+	// returns ErrAnchorDamaged when o.From is neither zero nor the size of an
+	// object: what o builds on is gone. After another error the object may be
+	// there or not; the Put is repeated.
 	Put(ctx context.Context, o Object) error
 	// Get returns the first object whose size is greater than size, or
-	// ErrNoObject: so a reader walks the mirror from zero.
+	// ErrNoObject: so a reader walks the mirror from zero. It holds the entry of
+	// index size.
 	Get(ctx context.Context, size uint64) (Object, error)
 	// Domain tells where the anchor is, in a word for receipts ("file") and in
 	// words for operators.
@@ -27,8 +37,8 @@ type Anchor interface {
 	Close() error
 }
 
-// Object is what one Put adds: the entries [From, Size) and the checkpoint of
-// the tree of Size entries.
+// Object is what one Put adds: the entries [From, Size), at least one, and the
+// checkpoint of the tree of Size entries.
 type Object struct {
 	From, Size uint64
 	// Checkpoint is a signed note, in the form of C2SP tlog-checkpoint.
@@ -41,12 +51,16 @@ type Object struct {
 type Entry struct {
 	Salt      []byte
 	Statement []byte
+	// TreeSize is the size of the tree that the entry's append made: the tree
+	// that its receipt leads to. Nothing but the object's checksum covers it.
+	TreeSize uint64
 }
 
 // Errors of an Anchor. Adapters wrap them.
 var (
 	ErrNoObject = errors.New("anchor holds no such object")
-	// ErrForked: the anchor holds something else under that size.
+	// ErrForked: the anchor holds something else under that size, or is another
+	// ledger's.
 	ErrForked = errors.New("anchor holds another history")
 	// ErrAnchorDamaged: an object is missing, truncated or edited.
 	ErrAnchorDamaged = errors.New("anchor is damaged")

@@ -4,6 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"lethe/sdk/receipt"
 )
 
 // ErrBehind: the store holds fewer entries than the anchor: it was rolled back
@@ -20,7 +26,7 @@ type BehindError struct {
 }
 
 func (e *BehindError) Error() string {
-	return fmt.Sprintf("%v: %d of %d entries, %d missing", ErrBehind, e.Store, e.Anchor, e.Missing())
+	return fmt.Sprintf("%v: it has %d of %d entries, %d are missing", ErrBehind, e.Store, e.Anchor, e.Missing())
 }
 
 // Missing is the number of entries that the store lacks.
@@ -30,5 +36,495 @@ func (e *BehindError) Missing() uint64 { return e.Anchor - e.Store }
 func (e *BehindError) Is(target error) bool { return target == ErrBehind }
 
 // View runs fn on a snapshot of the store that holds every commit acknowledged
-// before.
+// before View was called. It returns fn's error as it is.
 type View func(ctx context.Context, fn func(Reader) error) error
+
+// KeeperOptions are a Keeper's parts. View, Anchor and Signer are needed.
+type KeeperOptions struct {
+	View   View
+	Anchor Anchor
+	Signer *Signer
+	// PastKeys are verifier keys that signed checkpoints before Signer's.
+	PastKeys []string
+	// Logger; nil: slog.Default.
+	Logger *slog.Logger
+	// CheckEvery is how often Run compares store and anchor when nothing else
+	// makes it; zero: a minute.
+	CheckEvery time.Duration
+}
+
+// Keeper keeps the anchor up to the store, and compares the two. At any time at
+// most one of its callers talks to the anchor; it is safe for concurrent use.
+//
+// Of two keepers with different histories upon one anchor, at most one has its
+// entries covered: each looks, after it wrote, at all that is there.
+type Keeper struct {
+	view       View
+	anchor     Anchor
+	signer     *Signer
+	keys       *receipt.Keys
+	log        *slog.Logger
+	checkEvery time.Duration
+
+	turn chan struct{} // holds a token while nobody talks to the anchor
+	kick chan struct{} // holds a token when Run has something to do
+
+	mu       sync.Mutex
+	checked  bool          // store and anchor were compared by this Keeper
+	anchored uint64        // the anchor covers that many entries
+	verdict  error         // forbids serving
+	last     error         // of the last attempt
+	changed  chan struct{} // closed and replaced when one of the above changes
+}
+
+// NewKeeper returns a Keeper. It does nothing by itself: Check it, then Run it.
+func NewKeeper(o KeeperOptions) (*Keeper, error) {
+	if o.View == nil || o.Anchor == nil || o.Signer == nil {
+		return nil, errors.New("ledger: a keeper needs a view, an anchor and a signer")
+	}
+	keys, err := receipt.PinKeys(append([]string{o.Signer.VerifierKey()}, o.PastKeys...)...)
+	if err != nil {
+		return nil, err
+	}
+	k := &Keeper{
+		view: o.View, anchor: o.Anchor, signer: o.Signer, keys: keys, log: o.Logger, checkEvery: o.CheckEvery,
+		turn: make(chan struct{}, 1), kick: make(chan struct{}, 1), changed: make(chan struct{}),
+	}
+	if k.log == nil {
+		k.log = slog.Default()
+	}
+	if k.checkEvery <= 0 {
+		k.checkEvery = time.Minute
+	}
+	k.turn <- struct{}{}
+	return k, nil
+}
+
+// Check compares the store with the anchor, then brings the anchor up to the
+// store. It fails with
+//
+//   - ErrBehind (a *BehindError): the store lacks entries;
+//   - ErrForked: one is not a prefix of the other, or the anchor is another
+//     ledger's. From then on every call fails with it;
+//   - ErrAnchorMissing: the anchor is empty and the ledger is not;
+//   - ErrAnchorDamaged: the anchor's newest objects are not what was written;
+//   - ErrDamaged: the store's own head and hashes contradict each other;
+//   - other errors, ErrAnchorUnavailable among them, after which nothing is
+//     known and it is repeated.
+//
+// After the first five keyd must not serve; Err says so until a Check succeeds.
+func (k *Keeper) Check(ctx context.Context) error {
+	return k.attempt(ctx, func(ctx context.Context) error {
+		return k.compareAndPush(ctx, k.Anchored(), func(Reader, Head) error { return ErrAnchorMissing })
+	})
+}
+
+// Initialise is Check for a new ledger: it may write the first object of an
+// empty anchor, as long as the ledger holds one group of entries, that of its
+// making. It can be repeated until it succeeds, and nothing should be appended
+// before. Only the explicit making of a store calls it: an empty anchor at any
+// other time means that an anchor is lost, or the wrong one.
+func (k *Keeper) Initialise(ctx context.Context) error {
+	return k.attempt(ctx, func(ctx context.Context) error {
+		return k.compareAndPush(ctx, k.Anchored(), func(r Reader, h Head) error {
+			e, err := ReadEntry(r, 0)
+			if err != nil {
+				return err
+			}
+			if e.TreeSize != h.Size {
+				return ErrAnchorMissing
+			}
+			return nil
+		})
+	})
+}
+
+// Rebuild is Check with leave to fill an empty anchor from the store, when the
+// anchor is lost. By calling it the operator asserts that the store was not
+// rolled back: nothing can check that any more.
+func (k *Keeper) Rebuild(ctx context.Context) error {
+	return k.attempt(ctx, func(ctx context.Context) error {
+		return k.compareAndPush(ctx, 0, func(Reader, Head) error { return nil })
+	})
+}
+
+// Advance brings the anchor up to the store. Where they were not compared yet,
+// or did not agree, it is Check.
+func (k *Keeper) Advance(ctx context.Context) error {
+	k.mu.Lock()
+	compared := k.checked && k.verdict == nil
+	k.mu.Unlock()
+	if !compared {
+		return k.Check(ctx)
+	}
+	return k.attempt(ctx, k.push)
+}
+
+// WaitFor returns once the anchor covers the first size entries, which are
+// committed already. It needs Run. It fails with what Err returns, or when ctx
+// ends, with ctx's error and that of the last attempt, if it failed.
+func (k *Keeper) WaitFor(ctx context.Context, size uint64) error {
+	for first := true; ; first = false {
+		k.mu.Lock()
+		verdict, last, changed := k.verdict, k.last, k.changed
+		covered := k.checked && k.anchored >= size
+		k.mu.Unlock()
+		switch {
+		case verdict != nil:
+			return verdict
+		case covered:
+			return nil
+		case first:
+			k.Notify()
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			if last != nil {
+				return fmt.Errorf("waiting for the anchor: %w (%w)", ctx.Err(), last)
+			}
+			return fmt.Errorf("waiting for the anchor: %w", ctx.Err())
+		}
+	}
+}
+
+// Notify tells Run that the store has new entries.
+func (k *Keeper) Notify() {
+	select {
+	case k.kick <- struct{}{}:
+	default: // Run will look after it took the one that is there
+	}
+}
+
+// Anchored returns how many entries the anchor covers, as far as this Keeper
+// has seen.
+func (k *Keeper) Anchored() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.anchored
+}
+
+// Err returns why keyd must not serve, or nil. Only ErrForked is for ever; the
+// others stand until a Check succeeds.
+func (k *Keeper) Err() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.verdict
+}
+
+// Last returns the error of the last attempt to reach the anchor, for health;
+// nil when it succeeded.
+func (k *Keeper) Last() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.last
+}
+
+// Bounds of Run's pace.
+const (
+	minBackoff = 50 * time.Millisecond
+	maxBackoff = 10 * time.Second
+	// attemptLimit bounds one attempt of Run's.
+	attemptLimit = time.Minute
+)
+
+// Run advances the anchor when notified, compares it with the store every
+// CheckEvery, and tries again, ever more slowly, when that fails. It returns
+// when ctx ends, with its error, or with ErrForked.
+func (k *Keeper) Run(ctx context.Context) error {
+	check := time.NewTicker(k.checkEvery)
+	defer check.Stop()
+	var backoff time.Duration
+	for {
+		act := k.Advance
+		if backoff > 0 {
+			// Half of it at random, so that many keyds do not come back at once.
+			wait := time.NewTimer(backoff/2 + rand.N(backoff/2))
+			select {
+			case <-ctx.Done():
+				wait.Stop()
+				return ctx.Err()
+			case <-wait.C:
+			}
+		} else {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-k.kick:
+			case <-check.C:
+				act = k.Check
+			}
+		}
+		attempt, cancel := context.WithTimeout(ctx, attemptLimit)
+		err := act(attempt)
+		cancel()
+		switch {
+		case errors.Is(err, ErrForked):
+			return err
+		case err == nil:
+			backoff = 0
+		case ctx.Err() == nil:
+			backoff = min(max(2*backoff, minBackoff), maxBackoff)
+			k.log.WarnContext(ctx, "anchor not advanced", "error", err, "anchored", k.Anchored())
+		}
+	}
+}
+
+// attempt runs fn when it is its turn, and records how it went.
+func (k *Keeper) attempt(ctx context.Context, fn func(context.Context) error) error {
+	select {
+	case <-k.turn:
+		defer func() { k.turn <- struct{}{} }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := k.Err(); errors.Is(err, ErrForked) {
+		return err
+	}
+	err := fn(ctx)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.last = err
+	switch {
+	case err == nil:
+		k.checked, k.verdict = true, nil
+	case errors.Is(err, ErrForked), errors.Is(err, ErrBehind), errors.Is(err, ErrAnchorMissing),
+		errors.Is(err, ErrAnchorDamaged), errors.Is(err, ErrDamaged):
+		if k.verdict == nil {
+			k.log.ErrorContext(ctx, "ledger and anchor disagree: refusing to serve", "error", err)
+		}
+		k.verdict = err
+	}
+	k.announce()
+	return err
+}
+
+// announce wakes those who wait. k.mu is held.
+func (k *Keeper) announce() {
+	close(k.changed)
+	k.changed = make(chan struct{})
+}
+
+func (k *Keeper) setAnchored(size uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.anchored = size
+	k.announce()
+}
+
+// compareAndPush does what Check says; neither store nor anchor may hold fewer
+// entries than seen; mayCreate decides about an empty anchor and a ledger with
+// entries.
+func (k *Keeper) compareAndPush(ctx context.Context, seen uint64, mayCreate func(Reader, Head) error) error {
+	// The anchor first: whatever is in it was committed before, so a snapshot
+	// taken afterwards must have it.
+	newest, err := k.anchor.Newest(ctx)
+	empty := errors.Is(err, ErrNoObject)
+	if err != nil && !empty {
+		return err
+	}
+	err = k.view(ctx, func(r Reader) error {
+		h, err := ReadHead(r)
+		if err != nil {
+			return err
+		}
+		root, err := RootAt(r, h.Size)
+		if err != nil {
+			return err
+		}
+		if root != h.Root {
+			return fmt.Errorf("%w: the head is not that of the hashes", ErrDamaged)
+		}
+		switch {
+		case empty && seen > 0:
+			return fmt.Errorf("%w: it held %d entries", ErrAnchorMissing, seen)
+		case empty && h.Size > 0:
+			return mayCreate(r, h)
+		case h.Size < seen && newest.Size <= seen:
+			return &BehindError{Store: h.Size, Anchor: seen}
+		case newest.Size < seen:
+			return fmt.Errorf("%w: it held %d entries and holds %d", ErrAnchorDamaged, seen, newest.Size)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if empty {
+		k.setAnchored(0)
+		return k.push(ctx)
+	}
+	if err := k.match(ctx, newest); err != nil {
+		return err
+	}
+	k.setAnchored(newest.Size)
+	return k.push(ctx)
+}
+
+// open verifies an object's checkpoint and that it is of this ledger.
+func (k *Keeper) open(o Object) (receipt.Checkpoint, error) {
+	c, err := o.Check()
+	if err != nil {
+		return c, err
+	}
+	if c.Origin != k.signer.Origin() {
+		return c, fmt.Errorf("%w: it is the anchor of another ledger", ErrForked)
+	}
+	switch _, err := k.keys.Open(o.Checkpoint); {
+	case errors.Is(err, receipt.ErrSignature):
+		return c, fmt.Errorf("%w: object of size %d: %v", ErrForked, o.Size, err)
+	case err != nil:
+		return c, fmt.Errorf("%w: object of size %d: %v", ErrAnchorDamaged, o.Size, err)
+	}
+	return c, nil
+}
+
+// match verifies that o is of the store's history, or that the store's is of
+// o's: then it returns a *BehindError.
+func (k *Keeper) match(ctx context.Context, o Object) error {
+	c, err := k.open(o)
+	if err != nil {
+		return err
+	}
+	var h Head
+	err = k.view(ctx, func(r Reader) error {
+		if h, err = ReadHead(r); err != nil {
+			return err
+		}
+		if o.Size > h.Size {
+			return nil
+		}
+		root, err := RootAt(r, o.Size)
+		if err != nil {
+			return err
+		}
+		if root != c.Root {
+			return fmt.Errorf("%w: the store has another root of size %d", ErrForked, o.Size)
+		}
+		f, err := readFrontier(r, o.From)
+		if err != nil {
+			return err
+		}
+		if ok, err := f.extend(o, c); err != nil || !ok {
+			return errors.Join(fmt.Errorf("%w: object of size %d: its entries are not those of its checkpoint", ErrAnchorDamaged, o.Size), err)
+		}
+		return nil
+	})
+	if err != nil || o.Size <= h.Size {
+		return err
+	}
+	// The first object beyond the store tells whether the store is its prefix.
+	next, err := k.anchor.Get(ctx, h.Size)
+	if errors.Is(err, ErrNoObject) {
+		return fmt.Errorf("%w: object of size %d cannot be found again", ErrAnchorDamaged, o.Size)
+	}
+	if err != nil {
+		return err
+	}
+	if c, err = k.open(next); err != nil {
+		return err
+	}
+	err = k.view(ctx, func(r Reader) error {
+		f, err := readFrontier(r, h.Size)
+		if err != nil {
+			return err
+		}
+		ok, err := f.extend(next, c)
+		if err == nil && !ok {
+			err = fmt.Errorf("%w: the store's %d entries are not the anchor's", ErrForked, h.Size)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return &BehindError{Store: h.Size, Anchor: o.Size}
+}
+
+// Bounds of the objects that push cuts.
+const (
+	cutEntries = 1024
+	cutBytes   = 1 << 20
+)
+
+// push writes objects until the anchor covers the store.
+func (k *Keeper) push(ctx context.Context) error {
+	for {
+		from := k.Anchored()
+		var o Object
+		err := k.view(ctx, func(r Reader) error {
+			h, err := ReadHead(r)
+			if err != nil {
+				return err
+			}
+			if h.Size < from {
+				return &BehindError{Store: h.Size, Anchor: from}
+			}
+			o, err = k.cut(r, from, h.Size)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if o.Size == from {
+			return nil
+		}
+		if err := k.anchor.Put(ctx, o); err != nil {
+			return err
+		}
+		if err := k.confirm(ctx, o); err != nil {
+			return err
+		}
+	}
+}
+
+// cut makes the object that begins at from; where nothing follows, an empty one.
+func (k *Keeper) cut(r Reader, from, size uint64) (Object, error) {
+	o := Object{From: from, Size: from}
+	for n := 0; o.Size < size && len(o.Entries) < cutEntries && n < cutBytes; o.Size++ {
+		e, err := ReadEntry(r, o.Size)
+		if err != nil {
+			return Object{}, err
+		}
+		n += len(e.Salt) + len(e.Statement)
+		o.Entries = append(o.Entries, e)
+	}
+	if o.Size == from {
+		return o, nil
+	}
+	root, err := RootAt(r, o.Size)
+	if err != nil {
+		return Object{}, err
+	}
+	o.Checkpoint, err = k.signer.Checkpoint(o.Size, root)
+	return o, err
+}
+
+// confirm looks at every object from put.From on, put among them: another
+// writer's, of another history, may have come in between. Of two such writers
+// the one that put last sees the other's, whatever their sizes.
+func (k *Keeper) confirm(ctx context.Context, put Object) error {
+	at, found := put.From, false
+	for {
+		o, err := k.anchor.Get(ctx, at)
+		if errors.Is(err, ErrNoObject) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if o.Size <= at {
+			return fmt.Errorf("%w: object of size %d where a greater one was asked for", ErrAnchorDamaged, o.Size)
+		}
+		if err := k.match(ctx, o); err != nil {
+			return err
+		}
+		found = found || o.Size == put.Size
+		at = o.Size
+	}
+	if !found {
+		return fmt.Errorf("%w: object of size %d was written and is not there", ErrAnchorDamaged, put.Size)
+	}
+	k.setAnchored(at)
+	return nil
+}

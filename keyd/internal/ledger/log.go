@@ -61,13 +61,6 @@ type Head struct {
 	Time time.Time
 }
 
-// StoredEntry is an entry with the size of the tree that its append made,
-// which is the tree that its receipt leads to.
-type StoredEntry struct {
-	Entry
-	TreeSize uint64
-}
-
 // Create writes the head of an empty ledger. It does not look for an existing
 // one: that is for the caller, who knows whether the store is new.
 func Create(tx Tx) error {
@@ -126,63 +119,98 @@ func Append(tx Tx, now time.Time, statements [][]byte) (first uint64, head Head,
 		return 0, Head{}, err
 	}
 	first = head.Size
-	size := first + uint64(len(statements))
+	entries := make([]Entry, len(statements))
+	for i, s := range statements {
+		salt := make([]byte, receipt.SaltSize)
+		rand.Read(salt) // never fails
+		entries[i] = Entry{Salt: salt, Statement: s, TreeSize: first + uint64(len(statements))}
+	}
+	head, err = extend(tx, head, now, entries)
+	return first, head, err
+}
+
+// Replay appends entries that the store lost, as the mirror kept them: with
+// their salts, so that the tree comes out as it was. entries must be those that
+// follow the ledger's newest, in order. Like Append it is called last in a
+// transaction, and once.
+func Replay(tx Tx, entries []Entry) (Head, error) {
+	head, err := ReadHead(tx)
+	if err != nil {
+		return Head{}, err
+	}
+	var now time.Time
+	for i, e := range entries {
+		s, err := receipt.ParseStatement(e.Statement)
+		if err != nil {
+			return Head{}, fmt.Errorf("ledger: entry %d of %d: %w", i, len(entries), err)
+		}
+		if len(e.Salt) != receipt.SaltSize || e.TreeSize <= head.Size+uint64(i) || e.TreeSize > MaxSize {
+			return Head{}, fmt.Errorf("ledger: entry %d of %d does not follow", i, len(entries))
+		}
+		if s.Time.After(now) {
+			now = s.Time
+		}
+	}
+	return extend(tx, head, now, entries)
+}
+
+// extend writes the rows of entries that follow head, and the new head.
+func extend(tx Tx, head Head, now time.Time, entries []Entry) (Head, error) {
+	size := head.Size + uint64(len(entries))
 	if size > MaxSize {
-		return 0, Head{}, fmt.Errorf("%w: it is full", ErrSize)
+		return Head{}, fmt.Errorf("%w: it is full", ErrSize)
 	}
 	// What this append writes is read back from here, not from the store.
-	fresh := make(map[int64]tlog.Hash, 2*len(statements))
+	fresh := make(map[int64]tlog.Hash, 2*len(entries))
 	hashes := tlog.HashReaderFunc(func(indexes []int64) ([]tlog.Hash, error) {
 		return readHashes(tx, fresh, indexes)
 	})
-	for i, s := range statements {
-		n := first + uint64(i)
-		salt := make([]byte, receipt.SaltSize)
-		rand.Read(salt) // never fails
-		row, err := proto.Marshal(&storev1.LedgerEntry{Salt: salt, Statement: s, TreeSize: size})
+	for i, e := range entries {
+		n := head.Size + uint64(i)
+		row, err := proto.Marshal(&storev1.LedgerEntry{Salt: e.Salt, Statement: e.Statement, TreeSize: e.TreeSize})
 		if err != nil {
-			return 0, Head{}, err
+			return Head{}, err
 		}
 		if err := tx.Put(rowKey(rowEntry, n), row); err != nil {
-			return 0, Head{}, err
+			return Head{}, err
 		}
-		stored, err := tlog.StoredHashesForRecordHash(int64(n), receipt.LeafHash(salt, s), hashes)
+		stored, err := tlog.StoredHashesForRecordHash(int64(n), receipt.LeafHash(e.Salt, e.Statement), hashes)
 		if err != nil {
-			return 0, Head{}, err
+			return Head{}, err
 		}
 		at := tlog.StoredHashIndex(0, int64(n))
 		for j, h := range stored {
 			fresh[at+int64(j)] = h
 			if err := tx.Put(rowKey(rowHash, uint64(at)+uint64(j)), h[:]); err != nil {
-				return 0, Head{}, err
+				return Head{}, err
 			}
 		}
 	}
 	root, err := tlog.TreeHash(int64(size), hashes)
 	if err != nil {
-		return 0, Head{}, err
+		return Head{}, err
 	}
 	now = time.UnixMilli(now.UnixMilli()).UTC()
 	if head.Time.After(now) {
 		now = head.Time
 	}
 	head = Head{Size: size, Root: root, Time: now}
-	return first, head, putHead(tx, head)
+	return head, putHead(tx, head)
 }
 
 // ReadEntry returns the entry of an index. Where there is none, it returns the
 // store's error for a missing row.
-func ReadEntry(r Reader, index uint64) (StoredEntry, error) {
+func ReadEntry(r Reader, index uint64) (Entry, error) {
 	b, err := r.Get(rowKey(rowEntry, index))
 	if err != nil {
-		return StoredEntry{}, fmt.Errorf("ledger entry %d: %w", index, err)
+		return Entry{}, fmt.Errorf("ledger entry %d: %w", index, err)
 	}
 	var row storev1.LedgerEntry
 	if err := proto.Unmarshal(b, &row); err != nil || len(row.Salt) != receipt.SaltSize ||
 		row.TreeSize <= index || row.TreeSize > MaxSize {
-		return StoredEntry{}, fmt.Errorf("%w: entry %d", ErrDamaged, index)
+		return Entry{}, fmt.Errorf("%w: entry %d", ErrDamaged, index)
 	}
-	return StoredEntry{Entry: Entry{Salt: row.Salt, Statement: row.Statement}, TreeSize: row.TreeSize}, nil
+	return Entry{Salt: row.Salt, Statement: row.Statement, TreeSize: row.TreeSize}, nil
 }
 
 // RootAt returns the root of the tree of the first size entries. Beyond the
