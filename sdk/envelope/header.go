@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"io"
 )
 
@@ -176,8 +175,8 @@ func sizeOf(p Policy, recipients int) int {
 // MaxHeaderSize bytes and fails as ParseHeader does, or with r's error as it is.
 func ReadHeader(r io.Reader) (*Header, error) {
 	buf := make([]byte, fixedSize, sizeOf(Single, 1))
-	n, err := io.ReadFull(r, buf)
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+	n, err := fill(r, buf)
+	if err != nil {
 		return nil, err
 	}
 	size, err := headerSize(buf[:n])
@@ -185,8 +184,8 @@ func ReadHeader(r io.Reader) (*Header, error) {
 		return nil, err
 	}
 	buf = append(buf, make([]byte, size-fixedSize)...)
-	n, err = io.ReadFull(r, buf[fixedSize:])
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+	n, err = fill(r, buf[fixedSize:])
+	if err != nil {
 		return nil, err
 	}
 	h, _, err := ParseHeader(buf[:fixedSize+n])
@@ -200,16 +199,23 @@ func (h *Header) Size() int { return sizeOf(h.Policy, len(h.Recipients)) }
 // ParseHeader, and fails with ErrCorrupt where ParseHeader would refuse what
 // it wrote.
 func (h *Header) AppendBinary(b []byte) ([]byte, error) {
+	if err := h.validate(); err != nil {
+		return b, err
+	}
+	return h.appendWraps(h.appendCore(b)), nil
+}
+
+func (h *Header) validate() error {
 	if !validForm(h.Form) || !validPolicy(h.Policy) || !validCount(h.Policy, len(h.Recipients)) ||
 		h.Policy == Any && len(h.Wrapped) != len(h.Recipients) || h.Policy != Any && len(h.Wrapped) != 0 {
-		return b, ErrCorrupt
+		return ErrCorrupt
 	}
 	for i := range h.Recipients[1:] {
 		if bytes.Compare(h.Recipients[i][:], h.Recipients[i+1][:]) >= 0 {
-			return b, ErrCorrupt
+			return ErrCorrupt
 		}
 	}
-	return h.appendWraps(h.appendCore(b)), nil
+	return nil
 }
 
 // appendCore appends everything but the wrapped keys.

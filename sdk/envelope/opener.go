@@ -171,14 +171,11 @@ func parsePayload(b []byte, hasContext bool) (p payload, err error) {
 
 // refuse tells why a one-shot blob does not begin with the header that o expects.
 func (o *Opener) refuse(blob []byte) error {
-	h, n, err := ParseHeader(blob)
+	h, _, err := ParseHeader(blob)
 	if err != nil {
 		return err
 	}
 	if _, err := o.accept(h, OneShot); err != nil {
-		return err
-	}
-	if _, err := parsePayload(blob[n:], h.Bound); err != nil {
 		return err
 	}
 	return ErrCorrupt // the commitment is to another key
@@ -226,16 +223,16 @@ func (o *Opener) appendAny(dst, blob []byte, bound Context) ([]byte, KeyID, erro
 	if err != nil {
 		return dst, KeyID{}, err
 	}
-	p, err := parsePayload(blob[n:], h.Bound)
-	if err != nil {
-		return dst, KeyID{}, err
-	}
 	if err := o.admit(); err != nil {
 		return dst, KeyID{}, err
 	}
 	var keys contentKeys
 	defer keys.wipe()
 	if err := o.unwrap(&keys, h, i); err != nil {
+		return dst, KeyID{}, err
+	}
+	p, err := parsePayload(blob[n:], h.Bound)
+	if err != nil {
 		return dst, KeyID{}, err
 	}
 	aead, err := newXAES(&keys.payload[OneShot], p.prefix)
