@@ -1,0 +1,18 @@
+//go:build linux || darwin
+
+package sdk
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// readClock falls back to mono where the system has no such clock.
+func readClock(id int32, mono time.Duration) time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(id, &ts); err != nil {
+		return mono
+	}
+	return time.Duration(ts.Nano())
+}

@@ -1,0 +1,219 @@
+package sdk
+
+import (
+	"math/rand/v2"
+	"time"
+
+	keydv1 "lethe/proto/keyd/v1"
+	"lethe/sdk/envelope"
+)
+
+const (
+	// suspendCheck is how often the keeper looks at least while there are
+	// keys: timers stand still while the machine is suspended, leases do not.
+	suspendCheck = 10 * time.Second
+	// lookGap is the least time between two looks, and lookGapPerLease what
+	// each lease adds to it, so that looking costs little.
+	lookGap         = 20 * time.Millisecond
+	lookGapPerLease = 5 * time.Microsecond
+	// renewBatch is how many renewals share a call.
+	renewBatch = 64
+)
+
+// keep wipes keys whose leases are over, and renews those in use, until Close.
+func (c *Client) keep() {
+	for {
+		c.mu.Lock()
+		if c.closed {
+			c.mu.Unlock()
+			return
+		}
+		due, wait, idle := c.look()
+		c.mu.Unlock()
+		for len(due) > 0 {
+			batch := due[:min(len(due), renewBatch)]
+			due = due[len(batch):]
+			c.work.Go(func() { c.renew(batch) })
+		}
+		if idle {
+			select {
+			case <-c.wake:
+			case <-c.ctx.Done():
+				return
+			}
+			continue
+		}
+		timer := make(chan struct{})
+		stop := c.clock.AfterFunc(wait, func() { close(timer) })
+		select {
+		case <-timer:
+		case <-c.wake:
+			stop()
+		case <-c.ctx.Done():
+			stop()
+			return
+		}
+	}
+}
+
+// look drops what is over and returns what is due for renewal, and for how
+// long to wait before the next look. Client.mu is held.
+func (c *Client) look() (due []*lease, wait time.Duration, idle bool) {
+	t, boot := c.clock.Now()
+	wall := t.UnixNano()
+	next, n := time.Duration(never), 0
+	c.registry.each(func(l *lease) {
+		n++
+		if l.over(wall, int64(boot)) {
+			c.registry.drop(l, errLapsed)
+			return
+		}
+		if wall >= l.sealEnd && l.mapped {
+			c.registry.unmap(l)
+			if l.streams == 0 {
+				c.registry.drop(l, errLapsed)
+				return
+			}
+		}
+		if l.place >= 0 && boot >= l.renewAt && !l.renewing {
+			if l.hot() {
+				l.renewing = true
+				l.found.Store(false)
+				due = append(due, l)
+			}
+			// For one that is cold now, or whose renewal fails.
+			l.renewAt = boot + max((time.Duration(l.bootEnd.Load())-boot)/2, lookGap)
+		}
+		next = min(next, l.deadline())
+	})
+	if n == 0 {
+		c.nextLook = never
+		return due, 0, true
+	}
+	wait = max(min(next-boot, suspendCheck), lookGap+time.Duration(n)*lookGapPerLease)
+	c.nextLook = boot + wait
+	return due, wait, false
+}
+
+// deadline returns the boot time at which the keeper must look at l again.
+func (l *lease) deadline() time.Duration {
+	at := time.Duration(l.bootEnd.Load())
+	if l.place >= 0 && !l.renewing {
+		at = min(at, l.renewAt)
+	}
+	if l.mapped && l.sealEnd != never {
+		// The wall clock's distance from the boot clock may change; then the
+		// look comes late, and checkSeal is what keeps the boundary.
+		wall, boot := l.clock.Now()
+		at = min(at, boot+time.Duration(l.sealEnd-wall.UnixNano()))
+	}
+	return at
+}
+
+// lookBy makes the keeper look no later than at. Client.mu is held.
+func (c *Client) lookBy(at time.Duration) {
+	if at < c.nextLook {
+		c.nextLook = at
+		select {
+		case c.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// renewalTime chooses when a lease of d that was asked for at boot is renewed:
+// after half of it to three quarters, so that leases granted together do not
+// come back together.
+func renewalTime(boot, d time.Duration) time.Duration {
+	return boot + d/2 + time.Duration(rand.Int64N(int64(d/4)+1))
+}
+
+// renewal returns the query that renews l. A stream may go on sealing into the
+// bucket that it began in, under the key that it began with, for as long as
+// keyd still leases that key.
+//
+// Client.mu is held.
+func (l *lease) renewal() *leaseKey {
+	k := l.key
+	if k.purpose == keydv1.Purpose_PURPOSE_SEAL && (l.bucketOver || !l.mapped && !l.once) {
+		k.purpose, k.id, k.classNumber, k.bucket = keydv1.Purpose_PURPOSE_OPEN, l.id, l.classNumber, l.bucket
+	}
+	return &k
+}
+
+// renew asks keyd for the leases in batch again.
+func (c *Client) renew(batch []*lease) {
+	keys := make([]*leaseKey, len(batch))
+	req := &keydv1.GetBlobKeysRequest{}
+	c.mu.Lock()
+	began := c.dead.seq
+	for i, l := range batch {
+		keys[i] = l.renewal()
+		req.Queries = append(req.Queries, keys[i].query())
+	}
+	c.mu.Unlock()
+	wall, boot := c.clock.Now()
+	results, err := c.ask(c.ctx, req)
+	if err != nil {
+		c.log.Warn("renewing leases failed", "leases", len(batch), "outcome", words(OutcomeOf(err)))
+		results = make([]*keydv1.BlobKeyResult, len(batch))
+	}
+	for i, l := range batch {
+		c.renewed(l, keys[i], results[i], err, began, wall, boot)
+	}
+}
+
+// renewed applies the answer to l's renewal, for which k was asked.
+func (c *Client) renewed(l *lease, k *leaseKey, result *keydv1.BlobKeyResult, err error, began uint64, wall time.Time, boot time.Duration) {
+	var b *keydv1.BlobKey
+	if err == nil {
+		b, err = k.blobKey(result)
+	}
+	c.mu.Lock()
+	l.renewing = false
+	defer c.mu.Unlock()
+	defer func() { c.lookBy(l.deadline()) }()
+	switch {
+	case err != nil:
+		// What only the asking to open was refused goes on to the end of its lease.
+		if refusal(err) && !(k.purpose != l.key.purpose && OutcomeOf(err) == keydv1.Outcome_OUTCOME_DENIED) {
+			c.registry.drop(l, err)
+		}
+	case envelope.KeyID(b.GetKeyId()) == l.id && uint16(b.GetClassNumber()) == l.classNumber && b.GetBucket() == l.bucket:
+		clear(b.GetKey())
+		d, once := term(b)
+		if _, refused := c.dead.judge(l, began); !refused && (!once || l.once) {
+			l.extend(wall, boot, d)
+			l.renewAt = renewalTime(boot, d)
+		}
+	default:
+		// The next bucket, or the next life of a subject that was erased.
+		fresh, err := c.grant(k, result, wall, boot)
+		if err != nil {
+			return
+		}
+		if fresh.id == l.id {
+			l.bucketOver = true
+		} else {
+			c.registry.drop(l, errDropped)
+		}
+		if _, refused := c.dead.judge(fresh, began); refused || c.closed || fresh.once || !l.mapped && fresh.id == l.id {
+			fresh.end(errDropped)
+			return
+		}
+		c.registry.admit(fresh)
+		c.lookBy(fresh.deadline())
+	}
+}
+
+// refusal reports whether keyd has said that the key may not be had, rather
+// than failed to say.
+func refusal(err error) bool {
+	switch OutcomeOf(err) {
+	case keydv1.Outcome_OUTCOME_ERASED, keydv1.Outcome_OUTCOME_PENDING_ERASURE, keydv1.Outcome_OUTCOME_EXPIRED,
+		keydv1.Outcome_OUTCOME_UNKNOWN, keydv1.Outcome_OUTCOME_DENIED, keydv1.Outcome_OUTCOME_WRONG_SUBJECT,
+		keydv1.Outcome_OUTCOME_INVALID_ARGUMENT:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,205 @@
+package sdk
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	keydv1 "lethe/proto/keyd/v1"
+	"lethe/sdk/envelope"
+)
+
+const (
+	// watchLimit is how many tenants one stream can watch.
+	watchLimit = 256
+	// watchSilence is how long a stream may be silent before it counts as
+	// broken: three of keyd's heartbeats.
+	watchSilence = 30 * time.Second
+	// A broken stream is opened again after watchBackoff, doubled each time
+	// up to watchBackoffMax, less up to half of it by chance.
+	watchBackoff    = 100 * time.Millisecond
+	watchBackoffMax = 10 * time.Second
+)
+
+// watcher listens to the revocations of some tenants.
+type watcher struct {
+	// tenants is guarded by Client.mu, and only grows.
+	tenants []string
+	// grown holds a value when a tenant was added.
+	grown chan struct{}
+
+	// Of the goroutine alone.
+	cursor uint64
+	opened bool // a stream was opened before
+}
+
+// watchTenant begins to listen to a tenant's revocations. Client.mu is held.
+func (c *Client) watchTenant(tenant string) {
+	if _, known := c.watched[tenant]; known || !c.watches {
+		return
+	}
+	c.watched[tenant] = struct{}{}
+	if n := len(c.watchers); n > 0 && len(c.watchers[n-1].tenants) < watchLimit {
+		w := c.watchers[n-1]
+		w.tenants = append(w.tenants, tenant)
+		select {
+		case w.grown <- struct{}{}:
+		default:
+		}
+		return
+	}
+	w := &watcher{tenants: []string{tenant}, grown: make(chan struct{}, 1)}
+	c.watchers = append(c.watchers, w)
+	c.work.Go(func() { c.watch(w) })
+}
+
+// watch keeps a stream open until Close.
+func (c *Client) watch(w *watcher) {
+	delay := watchBackoff
+	for c.ctx.Err() == nil {
+		heard, err := c.watchOnce(w)
+		if heard {
+			delay = watchBackoff
+		}
+		if err == nil || c.ctx.Err() != nil {
+			continue // to listen to more tenants, or to end
+		}
+		if delay == watchBackoff {
+			c.log.Warn("revocation stream broke; until it is back, leases bound the use of destroyed keys",
+				"outcome", words(OutcomeOf(err)))
+		}
+		if !sleep(c.ctx, c.clock, delay-rand.N(delay/2)) {
+			return
+		}
+		delay = min(2*delay, watchBackoffMax)
+	}
+}
+
+// watchOnce opens a stream and applies what it says until it breaks, or, with
+// a nil error, until there are more tenants to watch. heard reports whether it
+// said anything.
+func (c *Client) watchOnce(w *watcher) (heard bool, err error) {
+	ctx, cancel := context.WithCancel(c.ctx)
+	defer cancel()
+	c.mu.Lock()
+	select {
+	case <-w.grown:
+	default:
+	}
+	tenants := w.tenants[:len(w.tenants):len(w.tenants)]
+	c.mu.Unlock()
+
+	var silent atomic.Bool
+	listen := func() (stop func() bool) {
+		return c.clock.AfterFunc(watchSilence, func() { silent.Store(true); cancel() })
+	}
+	stop := listen()
+	defer func() { stop() }()
+	// A stream that begins anew, because no earlier one has told a cursor,
+	// misses what was revoked in between.
+	missed := w.opened && w.cursor == 0
+	w.opened = true
+	s, err := c.keys.WatchRevocations(ctx, &keydv1.WatchRevocationsRequest{Tenants: tenants, Cursor: w.cursor})
+	if err != nil {
+		return false, err
+	}
+	// Once the stream has answered, more tenants end it; it is then opened
+	// again at its cursor, and nothing is missed.
+	var grown atomic.Bool
+	for {
+		m, err := s.Recv()
+		if err != nil {
+			if grown.Load() {
+				return heard, nil
+			}
+			if silent.Load() {
+				err = unavailable("the revocation stream fell silent")
+			}
+			return heard, err
+		}
+		stop()
+		stop = listen()
+		c.apply(w, tenants, m, missed)
+		if !heard {
+			heard, missed = true, false
+			c.work.Go(func() {
+				select {
+				case <-w.grown:
+					grown.Store(true)
+					cancel()
+				case <-ctx.Done():
+				}
+			})
+		}
+	}
+}
+
+// apply drops what m revokes, or every key of tenants if that cannot be known.
+func (c *Client) apply(w *watcher, tenants []string, m *keydv1.WatchRevocationsResponse, missed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.GetReset_() {
+		w.cursor = m.GetCursor()
+	}
+	w.cursor = max(w.cursor, m.GetCursor())
+	if m.GetReset_() || missed {
+		c.dead.overtake()
+		among := make(map[string]struct{}, len(tenants))
+		for _, t := range tenants {
+			among[t] = struct{}{}
+		}
+		c.registry.each(func(l *lease) {
+			if _, ok := among[l.key.tenant]; ok {
+				c.registry.drop(l, errDropped)
+			}
+		})
+	}
+	for _, r := range m.GetRevocations() {
+		c.revoke(r)
+	}
+}
+
+// revoke drops the keys that r names. Client.mu is held.
+func (c *Client) revoke(r *keydv1.Revocation) {
+	why := &Error{Outcome: r.GetOutcome(), Message: "the key was revoked"}
+	if _, known := outcomeCodes[why.Outcome]; !known {
+		why.Outcome = keydv1.Outcome_OUTCOME_UNSPECIFIED
+	}
+	k := deadKey{tenant: r.GetTenant()}
+	switch len(r.GetKeyId()) {
+	case envelope.KeyIDSize:
+		k.id = envelope.KeyID(r.GetKeyId())
+		c.registry.eachOf(idKey{k.tenant, k.id}, func(l *lease) { c.registry.drop(l, why) })
+	case 0:
+		k.class, k.bucket = r.GetClassNumber(), r.GetBucket()
+		c.registry.each(func(l *lease) {
+			if l.key.tenant == k.tenant && uint32(l.classNumber) == k.class && l.bucket == k.bucket {
+				c.registry.drop(l, why)
+			}
+		})
+	default:
+		// It names something this version does not know: better too much.
+		c.dead.overtake()
+		c.registry.each(func(l *lease) {
+			if l.key.tenant == k.tenant {
+				c.registry.drop(l, errDropped)
+			}
+		})
+		return
+	}
+	c.dead.add(k, why.Outcome)
+}
+
+// forget drops the keys of a subject, and lets no call under way bring them
+// back.
+func (c *Client) forget(tenant, subject string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dead.add(deadKey{tenant: tenant, subject: subject}, keydv1.Outcome_OUTCOME_UNSPECIFIED)
+	c.registry.each(func(l *lease) {
+		if l.key.tenant == tenant && l.key.subject == subject {
+			c.registry.drop(l, errDropped)
+		}
+	})
+}
