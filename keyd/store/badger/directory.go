@@ -46,15 +46,6 @@ func syncDir(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// inspect looks at the directory before Badger does.
-func (d *directory) inspect(create bool) error {
-	_, err := os.Stat(filepath.Join(d.path, "MANIFEST"))
-	if errors.Is(err, fs.ErrNotExist) && !create {
-		return fmt.Errorf("no store in %s: %w", d.path, fs.ErrNotExist)
-	}
-	return nil
-}
-
 // dirSync remembers the state of the directory that was last synced.
 type dirSync struct {
 	mtime time.Time

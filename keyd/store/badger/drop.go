@@ -3,23 +3,175 @@ package badger
 import (
 	"context"
 	"errors"
+	"fmt"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"lethe/keyd/internal/keys"
 )
 
-// DropRange implements keys.Store.
+// sliceRows is how many row versions a drop takes at a time. Reads and writes
+// of the whole store stand still while it does.
+const sliceRows = 32 << 10
+
+// DropRange implements keys.Store. It rewrites the tables that hold the range
+// without it, slice by slice, and updates go on between the slices. It returns
+// when no file of the store holds a version of the rows any more, for which it
+// waits for the views and backups that began before its end. If it fails, some
+// rows under prefix may have gone and others have an empty value; repeat it.
+//
+// An empty prefix is refused. What the disk holds in blocks that no file uses
+// is beyond it.
 func (s *Store) DropRange(ctx context.Context, prefix []byte) error {
 	if len(prefix) == 0 {
-		return errors.New("store: refusing to drop everything")
+		return errors.New("store: refusing to drop all rows")
 	}
+	s.dropMu.Lock()
+	defer s.dropMu.Unlock()
+	depth := 0
+	for {
+		if err := s.mayDrop(ctx); err != nil {
+			return err
+		}
+		var parts [][]byte
+		var err error
+		if parts, depth, err = s.nextParts(ctx, badgerKey(string(prefix)), depth); err != nil {
+			return err
+		}
+		if len(parts) == 0 {
+			break
+		}
+		if err := s.dropParts(parts); err != nil {
+			return err
+		}
+	}
+	if err := s.snaps.outlive(ctx); err != nil {
+		return ended(err)
+	}
+	return nil
+}
+
+func (s *Store) mayDrop(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return ended(err)
 	}
 	if err := s.failed(); err != nil {
 		return err
 	}
+	if s.queue.isClosed() {
+		return errClosed
+	}
+	// Rewriting takes room before it makes room; half of what is kept free.
+	free, err := s.stat(s.dir.path)
+	if err != nil {
+		return fmt.Errorf("%w: free space is not known: %w", keys.ErrUnavailable, err)
+	}
+	if free < s.minFree/2 {
+		return fmt.Errorf("%w: %d MiB free, a drop needs %d", keys.ErrFull, free>>20, s.minFree/2>>20)
+	}
+	return s.fds.room()
+}
+
+// nextParts returns prefixes of Badger keys that cover the first rows under
+// prefix, dead versions included, and no more than sliceRows unless rows share
+// a whole key. They are depth bytes longer than prefix; the depth of the part
+// before is where to start looking for it. No parts: there are no rows.
+func (s *Store) nextParts(ctx context.Context, prefix []byte, depth int) ([][]byte, int, error) {
+	snap, err := s.begin(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer s.snaps.end(snap)
+	txn := s.db.NewTransactionAt(snap.ts, false)
+	defer txn.Discard()
+	it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix, AllVersions: true})
+	defer it.Close()
+
+	it.Seek(prefix)
+	if !it.Valid() {
+		return nil, 0, nil
+	}
+	first := it.Item().KeyCopy(nil)
+	// count returns how many versions begin with part, at most one more than
+	// limit, and leaves it behind them.
+	count := func(part []byte, limit int) (n int) {
+		for ; n <= limit && it.ValidForPrefix(part); it.Next() {
+			n++
+		}
+		return n
+	}
+	var n int
+	for depth = max(0, depth-1); ; depth++ {
+		it.Seek(first)
+		n = count(cutTo(first, len(prefix)+depth), sliceRows)
+		if n <= sliceRows || len(prefix)+depth >= len(first) {
+			break
+		}
+	}
+	parts := [][]byte{cutTo(first, len(prefix)+depth)}
+	for it.Valid() && n < sliceRows {
+		part := cutTo(it.Item().KeyCopy(nil), len(prefix)+depth)
+		if n += count(part, sliceRows-n); n > sliceRows {
+			break
+		}
+		parts = append(parts, part)
+	}
+	return parts, depth, nil
+}
+
+func cutTo(key []byte, n int) []byte { return key[:min(n, len(key))] }
+
+// dropParts drops the rows of parts and all their versions.
+func (s *Store) dropParts(parts [][]byte) error {
 	s.commitMu.Lock()
 	defer s.commitMu.Unlock()
-	if err := s.db.DropPrefix(badgerKey(string(prefix))); err != nil {
+	if err := s.dropPrefixes(parts); err != nil {
+		return err
+	}
+	left := s.versionsLeft(parts)
+	if len(left) == 0 {
+		return nil
+	}
+	// Badger passes over a prefix without live rows, whose deleted rows' bytes
+	// are still there. A live row makes it look.
+	var marks overlay
+	for _, p := range left {
+		marks.put(string(p[1:]), write{})
+	}
+	if err := s.commit(&marks); err != nil {
+		return err
+	}
+	if err := s.dropPrefixes(left); err != nil {
+		return err
+	}
+	if left = s.versionsLeft(left); len(left) > 0 {
+		return fmt.Errorf("%w: a range was not dropped", keys.ErrUnavailable)
+	}
+	return nil
+}
+
+// dropPrefixes runs Badger's drop. On an error Badger is left between two
+// states, so the store stops.
+func (s *Store) dropPrefixes(parts [][]byte) error {
+	if err := s.failed(); err != nil {
+		return err
+	}
+	if err := s.db.DropPrefix(parts...); err != nil {
 		return s.fail("dropping a range", err)
 	}
 	return nil
+}
+
+// versionsLeft returns the parts under which there is any version of a row.
+func (s *Store) versionsLeft(parts [][]byte) (left [][]byte) {
+	txn := s.db.NewTransactionAt(s.snaps.newest(), false)
+	defer txn.Discard()
+	for _, p := range parts {
+		it := txn.NewIterator(badger.IteratorOptions{Prefix: p, AllVersions: true})
+		if it.Seek(p); it.Valid() {
+			left = append(left, p)
+		}
+		it.Close()
+	}
+	return left
 }

@@ -12,53 +12,62 @@ import (
 // oldest that is still read, below which Badger may drop superseded versions.
 type snapshots struct {
 	mu     sync.Mutex
-	idle   sync.Cond
-	ts     uint64
-	open   []snapshot // ascending
+	ended  sync.Cond // a reader has ended
+	next   snapshot
+	open   []openSnapshot // ascending
 	closed bool
 }
 
+// snapshot is what a reader reads.
 type snapshot struct {
-	ts      uint64
+	ts uint64
+	// era counts the drops that ended before the reader began: a reader of an
+	// earlier era may keep dropped bytes alive.
+	era uint64
+}
+
+type openSnapshot struct {
+	snapshot
 	readers int
 }
 
 func (s *snapshots) init(ts uint64) {
-	s.ts = ts
-	s.idle.L = &s.mu
+	s.next.ts = ts
+	s.ended.L = &s.mu
 }
 
+// newest returns the newest published timestamp.
 func (s *snapshots) newest() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ts
+	return s.next.ts
 }
 
 // begin opens the newest snapshot; it reports false after drain began.
-func (s *snapshots) begin() (uint64, bool) {
+func (s *snapshots) begin() (snapshot, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return 0, false
+		return snapshot{}, false
 	}
-	if n := len(s.open); n > 0 && s.open[n-1].ts == s.ts {
+	if n := len(s.open); n > 0 && s.open[n-1].snapshot == s.next {
 		s.open[n-1].readers++
 	} else {
-		s.open = append(s.open, snapshot{s.ts, 1})
+		s.open = append(s.open, openSnapshot{s.next, 1})
 	}
-	return s.ts, true
+	return s.next, true
 }
 
-func (s *snapshots) end(ts uint64) {
+func (s *snapshots) end(snap snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := sort.Search(len(s.open), func(i int) bool { return s.open[i].ts >= ts })
-	if s.open[i].readers--; s.open[i].readers > 0 {
-		return
-	}
-	s.open = append(s.open[:i], s.open[i+1:]...)
-	if len(s.open) == 0 {
-		s.idle.Broadcast()
+	i := sort.Search(len(s.open), func(i int) bool {
+		o := s.open[i]
+		return o.ts > snap.ts || o.ts == snap.ts && o.era >= snap.era
+	})
+	if s.open[i].readers--; s.open[i].readers == 0 {
+		s.open = append(s.open[:i], s.open[i+1:]...)
+		s.ended.Broadcast()
 	}
 }
 
@@ -66,7 +75,7 @@ func (s *snapshots) end(ts uint64) {
 func (s *snapshots) publish(ts uint64) (oldest uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ts = ts
+	s.next.ts = ts
 	if len(s.open) > 0 {
 		return s.open[0].ts
 	}
@@ -79,28 +88,45 @@ func (s *snapshots) drain() {
 	defer s.mu.Unlock()
 	s.closed = true
 	for len(s.open) > 0 {
-		s.idle.Wait()
+		s.ended.Wait()
 	}
+}
+
+// outlive waits until every reader that has begun so far has ended.
+func (s *snapshots) outlive(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.ended.Broadcast()
+	})
+	defer stop()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next.era++
+	era := s.next.era
+	for len(s.open) > 0 && s.open[0].era < era {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		s.ended.Wait()
+	}
+	return nil
 }
 
 // inflight is the commit under way, for readers that must not overtake it by
 // more than maxStale.
 type inflight struct {
-	current atomic.Pointer[commit]
+	current atomic.Pointer[underway]
 }
 
-type commit struct {
+type underway struct {
 	since time.Time
 	done  chan struct{}
 }
 
-func (f *inflight) begin() { f.current.Store(&commit{time.Now(), make(chan struct{})}) }
+func (f *inflight) begin() { f.current.Store(&underway{time.Now(), make(chan struct{})}) }
 
-func (f *inflight) end() {
-	c := f.current.Load()
-	f.current.Store(nil)
-	close(c.done)
-}
+func (f *inflight) end() { close(f.current.Swap(nil).done) }
 
 func (f *inflight) wait(ctx context.Context) error {
 	c := f.current.Load()

@@ -3,6 +3,9 @@ package badger
 import (
 	"fmt"
 	"math"
+	"os"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -45,7 +48,7 @@ func (s *Store) room(n int64) error {
 	if need := s.minFree + uint64(n); free < need {
 		return fmt.Errorf("%w: %d MiB free, %d needed", keys.ErrFull, free>>20, need>>20)
 	}
-	return nil
+	return s.fds.room()
 }
 
 // freeBytes returns what an unprivileged process may still write. A file system
@@ -62,4 +65,57 @@ func freeBytes(dir string) (uint64, error) {
 		return math.MaxUint64, nil
 	}
 	return st.Bavail * uint64(st.Bsize), nil
+}
+
+// descriptors guards the process's file descriptors. A compaction of Badger
+// 4.9.6 that cannot create one of its tables drops that table's rows and goes
+// on, so they must never run out. Whatever else the process opens (connections,
+// mostly) has to be capped below its limit; this is the second line.
+type descriptors struct {
+	mu     sync.Mutex
+	at     time.Time
+	err    error
+	counts func() (open, limit uint64)
+}
+
+const (
+	// leastDescriptors is what a compaction and the flushes beside it may open.
+	leastDescriptors = 256
+	descriptorsEvery = 100 * time.Millisecond
+)
+
+func (d *descriptors) room() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now := time.Now(); now.Sub(d.at) >= descriptorsEvery {
+		d.at, d.err = now, nil
+		open, limit := d.counts()
+		if least := min(leastDescriptors, limit/2); open+least > limit {
+			d.err = fmt.Errorf("%w: %d of %d file descriptors are in use, %d must stay free",
+				keys.ErrFull, open, limit, least)
+		}
+	}
+	return d.err
+}
+
+// countDescriptors returns how many descriptors the process has open and may
+// have open. Where neither is known it returns zeros.
+func countDescriptors() (open, limit uint64) {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return 0, 0
+	}
+	limit = l.Cur
+	fi, err := os.Stat("/proc/self/fd")
+	if err != nil {
+		return 0, 0
+	}
+	if n := fi.Size(); n > 0 { // since Linux 6.2
+		return uint64(n), limit
+	}
+	names, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return limit, limit // none left to look with
+	}
+	return uint64(len(names)), limit
 }

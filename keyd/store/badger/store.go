@@ -70,6 +70,8 @@ type Store struct {
 	log     *slog.Logger
 	stat    func(dir string) (free uint64, err error)
 
+	fds descriptors
+
 	maxBytes, maxRows int64 // of one Badger transaction, as charge counts
 
 	snaps snapshots
@@ -78,6 +80,7 @@ type Store struct {
 	// commitMu is held while something is written: by the committer for a
 	// group, by DropRange for a slice.
 	commitMu sync.Mutex
+	dropMu   sync.Mutex // one DropRange at a time
 	inflight inflight
 	failure  atomic.Pointer[error]
 
@@ -117,6 +120,7 @@ func open(o Options, dir *directory) (*Store, error) {
 		minFree:  minFree(o.MinFree),
 		log:      o.Logger,
 		stat:     freeBytes,
+		fds:      descriptors{counts: countDescriptors},
 		maxBytes: db.MaxBatchSize() - txnOverhead,
 		maxRows:  db.MaxBatchCount() - 3,
 		stopped:  make(chan struct{}),
@@ -145,6 +149,7 @@ func badgerOptions(dir string, l badger.Logger) badger.Options {
 		WithMemTableSize(memTableSize).
 		WithNumMemtables(2).
 		WithNumCompactors(2).
+		WithBaseTableSize(8 << 20). // fewer files
 		WithNumLevelZeroTables(4).
 		WithNumLevelZeroTablesStall(8).
 		WithBlockCacheSize(0).
@@ -154,40 +159,41 @@ func badgerOptions(dir string, l badger.Logger) badger.Options {
 		WithChecksumVerificationMode(options.OnBlockRead).
 		WithLogger(l)
 	o.BypassLockGuard = true // directory holds the lock
+	o.ExternalMagicVersion = layoutVersion
 	return o
 }
 
 // View implements keys.Store.
 func (s *Store) View(ctx context.Context, fn func(keys.Reader) error) error {
-	ts, err := s.begin(ctx)
+	snap, err := s.begin(ctx)
 	if err != nil {
 		return err
 	}
-	defer s.snaps.end(ts)
-	r := &reader{ctx: ctx, txn: s.db.NewTransactionAt(ts, false)}
+	defer s.snaps.end(snap)
+	r := &reader{ctx: ctx, txn: s.db.NewTransactionAt(snap.ts, false)}
 	defer r.close()
 	return fn(r)
 }
 
 // begin takes a snapshot, which snaps.end gives back.
-func (s *Store) begin(ctx context.Context) (uint64, error) {
+func (s *Store) begin(ctx context.Context) (snapshot, error) {
 	if err := ctx.Err(); err != nil {
-		return 0, ended(err)
+		return snapshot{}, ended(err)
 	}
 	if err := s.failed(); err != nil {
-		return 0, err
+		return snapshot{}, err
 	}
 	if err := s.inflight.wait(ctx); err != nil {
-		return 0, ended(err)
+		return snapshot{}, ended(err)
 	}
 	if err := s.failed(); err != nil { // the commit that was waited for
-		return 0, err
+		return snapshot{}, err
 	}
-	ts, ok := s.snaps.begin()
+	snap, ok := s.snaps.begin()
 	if !ok {
-		return 0, errClosed
+		return snapshot{}, errClosed
 	}
-	return ts, nil
+	return snap, nil
 }
 
 // Check implements keys.Store.
@@ -210,6 +216,8 @@ func (s *Store) Close() error {
 	s.closeOnce.Do(func() {
 		s.queue.close()
 		<-s.stopped
+		s.dropMu.Lock() // a drop ends after its slice
+		defer s.dropMu.Unlock()
 		s.snaps.drain()
 		err := s.db.Close()
 		if err != nil {
