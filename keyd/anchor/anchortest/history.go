@@ -2,6 +2,7 @@ package anchortest
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"testing"
 	"time"
@@ -52,23 +53,48 @@ func NewHistory(t testing.TB, incarnation byte) *History {
 // Grow appends n entries as one group and returns the size then.
 func (h *History) Grow(n int) uint64 {
 	h.t.Helper()
-	at := time.UnixMilli(1_700_000_000_000)
 	statements := make([][]byte, n)
 	for i := range statements {
-		s := receipt.Statement{
-			Kind: receipt.HoldReleased, Time: at, Tenant: "acme", Scope: receipt.ScopeTenant, Hold: "case-7",
-		}
-		b, err := s.Encode()
-		if err != nil {
-			h.t.Fatal(err)
-		}
-		statements[i] = b
+		statements[i] = h.statement()
 	}
-	_, head, err := ledger.Append(h.rows, at, statements)
+	_, head, err := ledger.Append(h.rows, stated, statements)
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	return head.Size
+}
+
+// GrowKnown is Grow with salts that are the same in every History, so that two
+// processes can have the same one.
+func (h *History) GrowKnown(n int) uint64 {
+	h.t.Helper()
+	head, err := ledger.ReadHead(h.rows)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	entries := make([]ledger.Entry, n)
+	for i := range entries {
+		salt := make([]byte, receipt.SaltSize)
+		binary.BigEndian.PutUint64(salt, head.Size+uint64(i))
+		entries[i] = ledger.Entry{Salt: salt, Statement: h.statement(), TreeSize: head.Size + uint64(n)}
+	}
+	if head, err = ledger.Replay(h.rows, entries); err != nil {
+		h.t.Fatal(err)
+	}
+	return head.Size
+}
+
+var stated = time.UnixMilli(1_700_000_000_000)
+
+func (h *History) statement() []byte {
+	s := receipt.Statement{
+		Kind: receipt.HoldReleased, Time: stated, Tenant: "acme", Scope: receipt.ScopeTenant, Hold: "case-7",
+	}
+	b, err := s.Encode()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return b
 }
 
 // Object returns the object of the entries [from, size).
