@@ -1,0 +1,132 @@
+package keys_test
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"lethe/keyd/internal/keys"
+	storev1 "lethe/proto/keyd/store/v1"
+)
+
+// drained_by looks back an hour: a policy that was shortened a moment ago may
+// still have keys out.
+func TestDrainedByAfterThePolicyWasShortened(t *testing.T) {
+	r := newRig(t)
+	if _, err := r.PutClass(t.Context(), "acme", class("trace", 24*time.Hour, time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	r.seal("ann", "trace")
+	r.seal("bob", "trace")
+	r.seal("carl", "trace")
+	if _, err := r.PutClass(t.Context(), "acme", class("trace", 24*time.Hour, 0)); err != nil {
+		t.Fatal(err)
+	}
+	r.reopen()
+	r.clock.Advance(10 * time.Minute)
+	at := r.clock.Now()
+	if rec := r.destroy("ann", "r1"); !rec.DrainedBy.Equal(at.Add(time.Hour + 5*time.Second)) {
+		t.Errorf("drained %v after the destroy, want an hour", rec.DrainedBy.Sub(at))
+	}
+	r.clock.Advance(time.Hour)
+	at = r.clock.Now()
+	if rec := r.destroy("bob", "r2"); !rec.DrainedBy.Equal(at.Add(5 * time.Second)) {
+		t.Errorf("drained %v after the destroy, want at once", rec.DrainedBy.Sub(at))
+	}
+	if k := r.seal("carl", "trace"); k.Lease.AsDuration() != 0 {
+		t.Errorf("lease %v, want none", k.Lease.AsDuration())
+	}
+}
+
+// However the policy changes, and however late a lease was issued, no lease
+// outlives what a destroy would state.
+func TestLongestLeaseCoversEveryLease(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now := time.Unix(1_700_000_000, 0)
+		c := &storev1.Class{LeaseMs: rapid.Int64Range(0, 3_600_000).Draw(t, "lease")}
+		var latest time.Time // when the last of all leases ends
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.Int64Range(0, 600_000).Draw(t, "wait")) * time.Millisecond)
+			if rapid.Bool().Draw(t, "change") {
+				keys.SetLease(c, rapid.Int64Range(0, 3_600_000).Draw(t, "lease"), now)
+			} else if end := now.Add(time.Duration(c.LeaseMs) * time.Millisecond); end.After(latest) {
+				latest = end
+			}
+			if by := now.Add(keys.LongestLease(c, now)); by.Before(latest) {
+				t.Fatalf("a lease ends %v after drained_by", latest.Sub(by))
+			}
+			if len(c.LeaseHistory) > 16 {
+				t.Fatalf("history of %d entries", len(c.LeaseHistory))
+			}
+		}
+	})
+}
+
+// Buckets of one class never overlap, hold the moment that they are for, and
+// never share a start, however the width changes.
+func TestBucketsNeverOverlap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		widths := rapid.SampledFrom([]int64{3600, 7200, 86400, 5000, 31 * 86400})
+		now := time.Unix(1_700_000_000, 0)
+		w := widths.Draw(t, "width")
+		c := &storev1.Class{BucketWidthS: w, WidthFromS: now.Unix() / w * w}
+		ends := make(map[int64]int64)
+		var lastEnd int64
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.Int64Range(0, 200_000).Draw(t, "wait")) * time.Second)
+			if rapid.IntRange(0, 3).Draw(t, "change") == 0 {
+				keys.SetWidth(c, widths.Draw(t, "width"), now)
+			}
+			start, end := keys.BucketAt(c, now)
+			if now.Unix() < start || now.Unix() >= end {
+				t.Fatalf("%d is not in [%d, %d)", now.Unix(), start, end)
+			}
+			if e, seen := ends[start]; seen {
+				if e != end {
+					t.Fatalf("the bucket from %d ends at %d and at %d", start, e, end)
+				}
+			} else if start < lastEnd {
+				t.Fatalf("[%d, %d) overlaps the one before, which ends at %d", start, end, lastEnd)
+			}
+			ends[start], lastEnd = end, end
+		}
+	})
+}
+
+func TestPutClass(t *testing.T) {
+	r := newRig(t)
+	c, err := r.PutClass(t.Context(), "acme", class("notes", 2*time.Hour, 0))
+	if err != nil || c.Number != 5 {
+		t.Fatalf("%v, %v", c, err)
+	}
+	first := r.seal("ann", "notes")
+	if _, err := r.PutClass(t.Context(), "acme", class("notes", time.Hour, time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if again := r.seal("ann", "notes"); again.Bucket != first.Bucket || again.BucketEnd != first.BucketEnd {
+		t.Error("the running bucket changed its width")
+	}
+	r.clock.Advance(2 * time.Hour)
+	if next := r.seal("ann", "notes"); next.Bucket != first.BucketEnd || next.BucketEnd-next.Bucket != 3600 {
+		t.Errorf("next bucket [%d, %d)", next.Bucket, next.BucketEnd)
+	}
+	for name, bad := range map[string]struct {
+		width, lease time.Duration
+	}{
+		"unbounded lease": {time.Hour, time.Hour + 1},
+		"negative lease":  {time.Hour, -1},
+		"narrow":          {time.Minute, 0},
+		"wide":            {400 * 24 * time.Hour, 0},
+		"fractions":       {time.Hour + time.Millisecond, 0},
+	} {
+		_, err := r.PutClass(t.Context(), "acme", class("notes", bad.width, bad.lease))
+		r.want(name, err, isInvalid)
+	}
+	_, err = r.PutClass(t.Context(), "acme", class("Notes", time.Hour, 0))
+	r.want("a capital", err, isInvalid)
+	classes, err := r.Classes(t.Context(), "acme")
+	if err != nil || len(classes) != 5 || classes[4].Name != "notes" {
+		t.Errorf("classes: %v, %v", classes, err)
+	}
+}
