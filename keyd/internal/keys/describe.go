@@ -28,7 +28,7 @@ func (k *Keys) DescribeSubject(ctx context.Context, tenant string, subject []byt
 		if err != nil {
 			return err
 		}
-		now := k.clock()
+		now := k.now()
 		for _, h := range row.Holds {
 			if binding([]*storev1.Hold{h}, now) != nil {
 				res.Holds = append(res.Holds, h.Id)

@@ -161,7 +161,7 @@ func (k *Keys) runGroup(ctx context.Context, group []*op) {
 	unmark := k.closing.mark(closes)
 	var head ledger.Head
 	err := k.update(ctx, func(tx Tx) error {
-		now := k.clock()
+		now := k.now()
 		var statements [][]byte
 		for _, o := range group {
 			o.plan, o.err = o.check(tx, now)

@@ -52,7 +52,7 @@ func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{
 		t: t, dir: t.TempDir(), anchor: anchortest.NewMemory(),
-		clock: &clock{now: time.Date(2026, 3, 1, 12, 30, 0, 0, time.UTC)},
+		clock: &clock{now: time.Date(2026, 3, 1, 12, 30, 0, 123456, time.UTC)},
 	}
 	if err := local.GenerateKeyfile(filepath.Join(r.dir, "keyfile")); err != nil {
 		t.Fatal(err)

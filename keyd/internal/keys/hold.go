@@ -39,7 +39,7 @@ func (k *Keys) PlaceHold(ctx context.Context, req *keydv1.PlaceHoldRequest) (*Re
 		if err := req.End.CheckValid(); err != nil {
 			return nil, invalid("end", err)
 		}
-		end = req.End.AsTime()
+		end = req.End.AsTime().Truncate(time.Millisecond)
 	}
 	q, err := k.holdRequest(ctx, "place-hold", req.Tenant, req.SubjectId, req.HoldId, req.RequestId, req.Reason, end)
 	if err != nil {

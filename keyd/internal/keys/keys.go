@@ -70,6 +70,9 @@ func (k *Keys) Close() {
 	clear(k.requestKey)
 }
 
+// now is the wall clock in whole milliseconds, which is what statements hold.
+func (k *Keys) now() time.Time { return k.clock().Truncate(time.Millisecond) }
+
 // update runs fn in a transaction, again while it conflicts with others.
 func (k *Keys) update(ctx context.Context, fn func(Tx) error) error {
 	for attempt := 0; ; attempt++ {

@@ -117,7 +117,7 @@ func (k *Keys) pass(ctx context.Context, qs []query) error {
 		}
 	}
 	size := k.ledgerSize.Load()
-	now := k.clock()
+	now := k.now()
 	return k.store.View(ctx, func(r Reader) error {
 		for i := range qs {
 			q := &qs[i]
@@ -347,7 +347,7 @@ func (k *Keys) firstUse(ctx context.Context, qs []*query) {
 	}()
 	errs := make([]error, len(qs))
 	err := k.update(ctx, func(tx Tx) error {
-		now := k.clock()
+		now := k.now()
 		for i, q := range qs {
 			f := &fresh[i]
 			errs[i] = k.create(tx, q, now, f.dek, f.keyID, f.bucket)

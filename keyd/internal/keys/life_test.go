@@ -102,7 +102,7 @@ func TestGuaranteeFinalWord(t *testing.T) {
 	r := newRig(t)
 	trace, memory := r.seal("ann", "trace"), r.seal("ann", "memory")
 	bob := r.seal("bob", "trace")
-	before := r.clock.Now()
+	before := r.clock.Now().Truncate(time.Millisecond)
 	rec := r.destroy("ann", "r1")
 	if rec.Repeated {
 		t.Error("the first destroy says that it was done before")

@@ -28,6 +28,8 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	cfg.EpochLength = cfg.EpochLength.Truncate(time.Millisecond)
+	cfg.SkewAllowance = cfg.SkewAllowance.Truncate(time.Millisecond)
 	k := &Keys{
 		store: cfg.Store, kms: cfg.KMS, anchor: cfg.Anchor, clock: cfg.Clock, log: cfg.Log, cfg: cfg,
 		ring: newKeyring(cfg.Store, cfg.KMS, cfg.Clock, cfg.KEKLease),
@@ -116,7 +118,7 @@ func (k *Keys) initialise(ctx context.Context) error {
 		case !errors.Is(err, ErrNotFound):
 			return err
 		}
-		now := k.clock()
+		now := k.now()
 		end := now.Add(k.cfg.EpochLength)
 		opened := receipt.Statement{
 			Kind: receipt.EpochOpened, Time: now, Epoch: epoch,
@@ -213,11 +215,15 @@ func (k *Keys) startLedger(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	err = k.keeper.Check(ctx)
-	if errors.Is(err, ledger.ErrAnchorMissing) && k.cfg.Initialise {
-		err = k.keeper.Initialise(ctx)
+	if k.cfg.Initialise {
+		// Also where a crash came between the first commit and the anchor.
+		if _, err := k.anchor.Newest(ctx); errors.Is(err, ledger.ErrNoObject) {
+			if err := k.keeper.Initialise(ctx); err != nil {
+				return err
+			}
+		}
 	}
-	if err != nil {
+	if err := k.keeper.Check(ctx); err != nil {
 		return err
 	}
 	return k.store.View(ctx, func(r Reader) error {

@@ -25,12 +25,12 @@ func TestDrainedByAfterThePolicyWasShortened(t *testing.T) {
 	}
 	r.reopen()
 	r.clock.Advance(10 * time.Minute)
-	at := r.clock.Now()
+	at := r.clock.Now().Truncate(time.Millisecond)
 	if rec := r.destroy("ann", "r1"); !rec.DrainedBy.Equal(at.Add(time.Hour + 5*time.Second)) {
 		t.Errorf("drained %v after the destroy, want an hour", rec.DrainedBy.Sub(at))
 	}
 	r.clock.Advance(time.Hour)
-	at = r.clock.Now()
+	at = r.clock.Now().Truncate(time.Millisecond)
 	if rec := r.destroy("bob", "r2"); !rec.DrainedBy.Equal(at.Add(5 * time.Second)) {
 		t.Errorf("drained %v after the destroy, want at once", rec.DrainedBy.Sub(at))
 	}
