@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"lethe/sdk"
+)
+
+// act is a part of the demo: it fails when one of its claims does not hold.
+// What it starts, it hands to the stage's cleanUp.
+type act struct {
+	title string
+	play  func(context.Context, *stage) error
+}
+
+// acts are played in this order; each builds on what the ones before left on
+// the stage.
+var acts = []act{
+	{"A key daemon and two tenants", raise},
+	{"Three real inputs, sealed record by record for the people they belong to", seal},
+	{"Everything opens again", openAll},
+	{"Other processes hold live leases", leaseElsewhere},
+	{"One person is erased", destroy},
+	{"Her data no longer opens where the revocation was pushed", pushed},
+	{"Nor where the push was cut off, after the lease", unpushed},
+	{"Nor in a fresh client, nor for a new seal; everybody else's opens", fresh},
+	{"Nor after keyd is killed and started again", restart},
+	{"The receipt verifies offline, and not once a bit of it is changed", proof},
+}
+
+// stage is what the acts share.
+type stage struct {
+	*story
+	bin, dir string
+
+	keyd   *keydProcess
+	app    *sdk.Client // the application that seals and opens
+	inputs []*input
+
+	listening *clientProcess // a client that revocations reach
+	deaf      *clientProcess // one that they do not
+	relay     *relay
+
+	pushedAnswer chan watched
+	destroyed    time.Time // when the destruction was acknowledged
+	drainedBy    time.Time
+	receipt      string // file
+	verifierKey  string // file
+
+	cleanUps []func()
+}
+
+// cleanUp has fn called at the end, last come first served.
+func (s *stage) cleanUp(fn func()) { s.cleanUps = append(s.cleanUps, fn) }
+
+// demo plays all acts, and fails with the first of them that fails.
+func demo(ctx context.Context, bin string, out io.Writer) (err error) {
+	bin, err = filepath.Abs(bin)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"keyd", "lethe"} {
+		if _, err := exec.LookPath(filepath.Join(bin, name)); err != nil {
+			return fmt.Errorf("%w (build it first)", err)
+		}
+	}
+	dir, err := os.MkdirTemp("", "lethe-demo-")
+	if err != nil {
+		return err
+	}
+	s := &stage{story: newStory(out), bin: bin, dir: dir}
+	s.cleanUp(func() { err = errors.Join(err, os.RemoveAll(dir)) })
+	defer func() {
+		for i := len(s.cleanUps) - 1; i >= 0; i-- {
+			s.cleanUps[i]()
+		}
+	}()
+	for i, a := range acts {
+		s.act(i+1, a.title)
+		if err := a.play(ctx, s); err != nil {
+			if ctx.Err() != nil {
+				return errors.New("interrupted; everything that was started has been stopped and removed")
+			}
+			return fmt.Errorf("act %d: %w", i+1, err)
+		}
+	}
+	s.print("\nEvery claim held. It took %s.\n", brief(time.Since(s.begun)))
+	return s.err
+}
+
+// lethe runs the command line, as an operator would, and returns what it
+// printed and its exit code.
+func (s *stage) lethe(ctx context.Context, stdin []byte, args ...string) (stdout []byte, code int, err error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, "lethe"), args...)
+	cmd.Env = append(os.Environ(), "LETHE_KEYD="+s.keyd.target())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Stdin = bytes.NewReader(stdin)
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Exited() {
+		return out.Bytes(), exit.ExitCode(), fmt.Errorf("lethe %s: exit code %d: %s", args[0], exit.ExitCode(), bytes.TrimSpace(said.Bytes()))
+	}
+	return out.Bytes(), 0, err
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	keydv1 "lethe/proto/keyd/v1"
+)
+
+// relay stands between a client and keyd. It passes on calls for keys, and
+// what keyd pushes until that is cut: then the stream stays up, and silent
+// but for its signs of life, as behind a faulty middlebox.
+type relay struct {
+	keydv1.UnimplementedKeyServiceServer
+	upstream *grpc.ClientConn
+	keys     keydv1.KeyServiceClient
+	server   *grpc.Server
+	socket   string
+
+	cut       atomic.Bool
+	swallowed atomic.Int64 // revocations that did not reach the client
+}
+
+// startRelay listens on the Unix socket and relays to target.
+func startRelay(socket, target string) (*relay, error) {
+	upstream, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	lis, err := net.Listen("unix", socket)
+	if err != nil {
+		upstream.Close()
+		return nil, err
+	}
+	r := &relay{
+		upstream: upstream, keys: keydv1.NewKeyServiceClient(upstream),
+		server: grpc.NewServer(), socket: socket,
+	}
+	keydv1.RegisterKeyServiceServer(r.server, r)
+	go r.server.Serve(lis)
+	return r, nil
+}
+
+func (r *relay) target() string { return "unix://" + r.socket }
+
+func (r *relay) close() {
+	r.server.Stop()
+	r.upstream.Close()
+}
+
+func (r *relay) GetBlobKeys(ctx context.Context, req *keydv1.GetBlobKeysRequest) (*keydv1.GetBlobKeysResponse, error) {
+	return r.keys.GetBlobKeys(ctx, req)
+}
+
+func (r *relay) WatchRevocations(req *keydv1.WatchRevocationsRequest, down grpc.ServerStreamingServer[keydv1.WatchRevocationsResponse]) error {
+	up, err := r.keys.WatchRevocations(down.Context(), req)
+	if err != nil {
+		return err
+	}
+	cursor := req.Cursor
+	for {
+		m, err := up.Recv()
+		if err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if r.cut.Load() {
+			r.swallowed.Add(int64(len(m.Revocations)))
+			m = &keydv1.WatchRevocationsResponse{Cursor: cursor, Time: m.Time}
+		}
+		cursor = m.Cursor
+		if err := down.Send(m); err != nil {
+			return err
+		}
+	}
+}
