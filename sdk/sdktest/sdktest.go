@@ -191,3 +191,11 @@ func closeAll(closes []func() error) {
 		closes[i]()
 	}
 }
+
+// Serve serves one more listener, until keyd stops or refuses it.
+func (k *Keyd) Serve(lis net.Listener) error {
+	k.mu.Lock()
+	server := k.server
+	k.mu.Unlock()
+	return server.Serve(lis)
+}
