@@ -36,55 +36,59 @@ func (p *parts) close(log *slog.Logger) {
 // order KMS, anchor, store, and only while there is no store: so a store whose
 // KMS or anchor is missing is refused, and a store that is missing is never
 // made beside an anchor that remembers one.
-func openParts(o options, log *slog.Logger) (p *parts, err error) {
-	p = new(parts)
-	defer func() {
-		if err != nil {
-			p.close(log)
-		}
-	}()
-	fresh, err := isAbsentOrEmpty(o.store)
-	if err != nil {
+func openParts(o options, log *slog.Logger) (*parts, error) {
+	p := new(parts)
+	if err := p.open(o, log); err != nil {
+		p.close(log)
 		return nil, err
 	}
+	return p, nil
+}
+
+func (p *parts) open(o options, log *slog.Logger) error {
+	exists, err := badger.Exists(o.store)
+	if err != nil {
+		return err
+	}
+	fresh := !exists
 	if fresh {
 		for _, dir := range []string{filepath.Dir(o.kmsFile), filepath.Dir(o.anchor), filepath.Dir(o.store), filepath.Dir(o.auditLog)} {
 			if err := os.MkdirAll(dir, 0o700); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
 	if err := apart(o); err != nil {
-		return nil, err
+		return err
 	}
 
 	kms, err := openKMS(o, fresh)
 	if err != nil {
-		return nil, fmt.Errorf("the KMS in %s: %w", o.kmsFile, err)
+		return fmt.Errorf("the KMS in %s: %w", o.kmsFile, err)
 	}
 	p.kms = kms
 	p.closes = append(p.closes, kms.Close)
 
 	anchor, err := file.Open(file.Options{Dir: o.anchor, Create: fresh})
 	if err != nil {
-		return nil, fmt.Errorf("the anchor in %s: %w", o.anchor, err)
+		return fmt.Errorf("the anchor in %s: %w", o.anchor, err)
 	}
 	p.anchor = anchor
 	p.closes = append(p.closes, anchor.Close)
 	if fresh {
 		if _, err := anchor.Newest(context.Background()); err == nil {
-			return nil, fmt.Errorf("there is no key store in %s, but the anchor in %s remembers one: restore the store, or name its directory", o.store, o.anchor)
+			return fmt.Errorf("there is no key store in %s, but the anchor in %s remembers one: restore the store, or name its directory", o.store, o.anchor)
 		}
 		log.Warn("there is no key store; making one", "store", o.store)
 	}
 
 	store, err := badger.Open(badger.Options{Dir: o.store, Create: fresh, MinFree: o.minFree, Logger: log})
 	if err != nil {
-		return nil, fmt.Errorf("the key store in %s: %w", o.store, err)
+		return fmt.Errorf("the key store in %s: %w", o.store, err)
 	}
 	p.store = store
 	p.closes = append(p.closes, store.Close)
-	return p, nil
+	return nil
 }
 
 func openKMS(o options, fresh bool) (*local.KMS, error) {
@@ -101,14 +105,6 @@ func openKMS(o options, fresh bool) (*local.KMS, error) {
 		}
 	}
 	return local.Open(k)
-}
-
-func isAbsentOrEmpty(dir string) (bool, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return true, nil
-	}
-	return err == nil && len(entries) == 0, err
 }
 
 // apart refuses a KMS file or an anchor inside the store's directory: they
