@@ -1,0 +1,127 @@
+package main
+
+import (
+	"bytes"
+	"crypto/rand"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"lethe/proto/ident"
+	"lethe/sdk/envelope"
+)
+
+// Text about the flags below, for the commands that have them.
+const subjectHelp = `
+Whose data it is, is said by --subject or, so that the id stands neither in the
+list of processes nor in the shell's history, by --subject-file: the file holds
+the id and nothing else. It is taken byte for byte; one line feed at its end is
+not part of it.`
+
+// subjectFlags say whose data it is.
+type subjectFlags struct {
+	tenant string
+	id     string
+	file   string
+	flags  *pflag.FlagSet
+}
+
+func (s *subjectFlags) add(a *app, c *cobra.Command) {
+	s.flags = c.Flags()
+	a.addTenantFlag(c, &s.tenant)
+	s.flags.StringVar(&s.id, "subject", "", "the subject's id")
+	s.flags.StringVar(&s.file, "subject-file", "", "file with the subject's id; -: the standard input")
+	c.MarkFlagsMutuallyExclusive("subject", "subject-file")
+}
+
+// given reports whether a subject was named; one that is named with an empty
+// id counts, and is refused later.
+func (s *subjectFlags) given() bool {
+	return s.flags.Changed("subject") || s.flags.Changed("subject-file")
+}
+
+// read returns the subject's id, once it and the tenant's were found valid.
+func (s *subjectFlags) read(a *app) (string, error) {
+	if err := ident.Tenant(s.tenant); err != nil {
+		return "", err
+	}
+	id := s.id
+	if s.flags.Changed("subject-file") {
+		b, err := a.readSmall(s.file, ident.MaxSubject+1)
+		if err != nil {
+			return "", err
+		}
+		id = string(bytes.TrimSuffix(b, []byte("\n")))
+	}
+	return id, ident.Subject(id)
+}
+
+// fromStdin reports whether the id is read from the standard input.
+func (s *subjectFlags) fromStdin() bool { return s.file == "-" }
+
+func (a *app) addTenantFlag(c *cobra.Command, tenant *string) {
+	c.Flags().StringVar(tenant, "tenant", "", "the tenant")
+	_ = c.MarkFlagRequired("tenant")
+	_ = c.RegisterFlagCompletionFunc("tenant", a.completeTenants)
+}
+
+func (a *app) addClassFlag(c *cobra.Command, class *string) {
+	c.Flags().StringVar(class, "class", "", "the class of the data")
+	_ = c.MarkFlagRequired("class")
+	_ = c.RegisterFlagCompletionFunc("class", a.completeClasses)
+}
+
+// parseContext reads pairs of the form name=value.
+func parseContext(pairs []string) (envelope.Context, error) {
+	var all []envelope.Pair
+	for _, p := range pairs {
+		name, value, ok := strings.Cut(p, "=")
+		if !ok {
+			return envelope.Context{}, usagef("--context: want name=value")
+		}
+		all = append(all, envelope.Pair{Name: name, Value: value})
+	}
+	bound, err := envelope.NewContext(all...)
+	if err != nil {
+		return bound, usagef("--context: at most %d pairs, no name twice, names of 1 to %d bytes, values of at most %d",
+			envelope.MaxContextPairs, envelope.MaxContextName, envelope.MaxContextValue)
+	}
+	return bound, nil
+}
+
+// requestFlags name an intent, so that its repetition is known for one.
+type requestFlags struct {
+	id     string
+	reason string
+}
+
+func (r *requestFlags) add(c *cobra.Command) {
+	c.Flags().StringVar(&r.reason, "reason", "", "a code of [a-z0-9._-], such as gdpr-art17; it is kept in the ledger")
+	_ = c.MarkFlagRequired("reason")
+	c.Flags().StringVar(&r.id, "request-id", "", "the request's id; give it again to repeat the request (default: a new one)")
+	_ = c.RegisterFlagCompletionFunc("reason", cobra.NoFileCompletions)
+	_ = c.RegisterFlagCompletionFunc("request-id", cobra.NoFileCompletions)
+}
+
+// settle makes an id if none was given, and tells it before anything is done
+// under it, so that whatever happens the request can be repeated.
+func (r *requestFlags) settle(a *app, c *cobra.Command) error {
+	if !c.Flags().Changed("request-id") {
+		r.id = "cli-" + strings.ToLower(rand.Text())
+		if a.json {
+			err := encodeJSON(a.err, struct {
+				RequestID string `json:"request_id"`
+			}{r.id})
+			if err != nil {
+				return err
+			}
+		} else {
+			a.note("request id: %s", r.id)
+		}
+	}
+	if err := ident.RequestID(r.id); err != nil {
+		return err
+	}
+	return ident.Reason(r.reason)
+}

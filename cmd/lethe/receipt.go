@@ -1,0 +1,445 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	keydv1 "lethe/proto/keyd/v1"
+	"lethe/sdk"
+	"lethe/sdk/receipt"
+)
+
+// rawJSON is JSON that is passed on as it is.
+type rawJSON = json.RawMessage
+
+// receiptFlags say where a receipt is saved.
+type receiptFlags struct {
+	file    string
+	replace bool
+}
+
+func (r *receiptFlags) add(c *cobra.Command) {
+	c.Flags().StringVar(&r.file, "receipt", "", "file to save the receipt in")
+	c.Flags().BoolVar(&r.replace, "replace-receipt", false, "replace the receipt's file if it exists")
+}
+
+// receiptFile is the file to save a receipt in, if one is wanted.
+type receiptFile struct{ f *outputFile }
+
+func (r *receiptFlags) create(a *app) (*receiptFile, error) {
+	if r.file == "" {
+		return &receiptFile{}, nil
+	}
+	f, err := a.files.create(r.file, 0o666, r.replace)
+	return &receiptFile{f}, err
+}
+
+func (r *receiptFile) discard() {
+	if r.f != nil {
+		r.f.discard()
+	}
+}
+
+func (r *receiptFile) save(b []byte) error {
+	if r.f == nil {
+		return nil
+	}
+	if _, err := r.f.Write(b); err != nil {
+		return err
+	}
+	return r.f.commit()
+}
+
+// recordResult is what every command that adds to the ledger reports.
+type recordResult struct {
+	RequestID   string `json:"request_id"`
+	LedgerIndex uint64 `json:"ledger_index,string"`
+	// Receipt is the receipt's text: itself JSON, of which no byte may change.
+	Receipt     string  `json:"receipt"`
+	ReceiptFile *string `json:"receipt_file"` // null: not saved
+}
+
+func (r *receiptFlags) result(requestID string, index uint64, b []byte) recordResult {
+	v := recordResult{RequestID: requestID, LedgerIndex: index, Receipt: string(b)}
+	if r.file != "" {
+		v.ReceiptFile = &r.file
+	}
+	return v
+}
+
+func (v recordResult) write(w io.Writer, tenant string) {
+	saved := fmt.Sprintf("not saved; lethe receipt get --tenant %s --index %d", tenant, v.LedgerIndex)
+	if v.ReceiptFile != nil {
+		saved = *v.ReceiptFile
+	}
+	facts(w,
+		"request id", v.RequestID,
+		"ledger index", strconv.FormatUint(v.LedgerIndex, 10),
+		"receipt", saved,
+	)
+}
+
+// stagesResult is how far a destruction has come. A null instant is one that
+// the receipt does not state.
+type stagesResult struct {
+	Denied     *time.Time `json:"denied"`
+	Destroyed  *time.Time `json:"destroyed"`
+	Due        *time.Time `json:"due"`
+	Cancelled  *time.Time `json:"cancelled"`
+	DrainedBy  *time.Time `json:"drained_by"`
+	Sanitised  *time.Time `json:"sanitised"`
+	FinalBy    *time.Time `json:"final_by"`
+	FinalBasis string     `json:"final_basis"`
+	Final      *time.Time `json:"final"`
+	// NotYet names the stages that are not reached, by this machine's clock
+	// where the clock decides.
+	NotYet []string `json:"not_yet"`
+}
+
+// isDestruction reports whether the receipt is about something that has stages.
+func isDestruction(v *receipt.Verified) bool {
+	switch v.Entries[0].Statement.Kind {
+	case receipt.Destroyed, receipt.Scheduled, receipt.Expired:
+		return true
+	}
+	return false
+}
+
+func newStagesResult(v *receipt.Verified, now time.Time) *stagesResult {
+	if !isDestruction(v) {
+		return nil
+	}
+	at := func(t time.Time) *time.Time {
+		if t.IsZero() {
+			return nil
+		}
+		t = t.UTC()
+		return &t
+	}
+	s := v.Stages()
+	return &stagesResult{
+		Denied: at(s.Denied), Destroyed: at(s.Destroyed), Due: at(s.Due), Cancelled: at(s.Cancelled),
+		DrainedBy: at(s.DrainedBy), Sanitised: at(s.Sanitised),
+		FinalBy: at(s.FinalBy), FinalBasis: s.FinalBasis, Final: at(s.Final),
+		NotYet: notYet(s, now),
+	}
+}
+
+// notYet names the stages that are not reached at now.
+func notYet(s receipt.Stages, now time.Time) []string {
+	missing := []string{}
+	add := func(stage string, reached bool) {
+		if !reached {
+			missing = append(missing, stage)
+		}
+	}
+	add("destroyed", !s.Destroyed.IsZero())
+	add("drained", !s.DrainedBy.IsZero() && !now.Before(s.DrainedBy))
+	add("sanitised", !s.Sanitised.IsZero())
+	add("final", !s.Final.IsZero())
+	return missing
+}
+
+// writeVerified writes what a receipt says, and what holds at now.
+func writeVerified(w io.Writer, v *receipt.Verified, now time.Time) {
+	_ = v.Describe(w) // to memory
+	if !isDestruction(v) {
+		return
+	}
+	missing := notYet(v.Stages(), now)
+	text := "every stage is reached"
+	if len(missing) > 0 {
+		text = "not " + strings.Join(missing, ", not ") + " yet"
+	}
+	fmt.Fprintf(w, "%-12s %s, by this machine's clock (%s)\n", "now:", text, instant(now.Truncate(time.Second)))
+}
+
+// firstStatement is the statement that a receipt, which was verified, begins with.
+func firstStatement(b []byte) rawJSON {
+	entries, err := receipt.Parse(b)
+	if err != nil {
+		return nil
+	}
+	return entries[0].Statement
+}
+
+func (a *app) receiptCommand() *cobra.Command {
+	return group(&cobra.Command{
+		Use:   "receipt",
+		Short: "Get, verify and list receipts",
+		Example: `  lethe receipt get --tenant acme --request-id case-17 -o receipt.json
+  lethe receipt verify receipt.json --key-file ledger.key`,
+	}, a.receiptGetCommand(), a.receiptVerifyCommand(), a.receiptListCommand())
+}
+
+func (a *app) receiptGetCommand() *cobra.Command {
+	var s subjectFlags
+	var requestID string
+	var index uint64
+	var output outputFlags
+	var c *cobra.Command
+	c = a.command(&cobra.Command{
+		Use:   "get --tenant T (--request-id ID | --index N | --subject S) [-o FILE]",
+		Short: "Get a receipt from keyd",
+		Long: `Get fetches the receipt of a request, of an entry of the ledger, or of the newest
+entry about a subject. Without --json and -o it writes the receipt and nothing
+else. It verifies nothing: see receipt verify.`,
+		Example: `  lethe receipt get --tenant acme --request-id case-17 -o receipt.json
+  lethe receipt get --tenant acme --index 42 | lethe receipt verify - --key-file ledger.key`,
+	}, func(ctx context.Context, _ []string) error {
+		req := &keydv1.GetReceiptRequest{Tenant: s.tenant}
+		switch f := c.Flags(); {
+		case f.Changed("request-id"):
+			req.By = &keydv1.GetReceiptRequest_RequestId{RequestId: requestID}
+		case f.Changed("index"):
+			req.By = &keydv1.GetReceiptRequest_LedgerIndex{LedgerIndex: index}
+		default:
+			id, err := s.read(a)
+			if err != nil {
+				return err
+			}
+			req.By = &keydv1.GetReceiptRequest_SubjectId{SubjectId: []byte(id)}
+		}
+		out, err := output.create(a, 0o666)
+		if err != nil {
+			return err
+		}
+		defer out.discard()
+		var res *keydv1.GetReceiptResponse
+		err = a.withClient(ctx, func(ctx context.Context, client *sdk.Client) (err error) {
+			res, err = keydv1.NewLedgerServiceClient(client.Conn()).GetReceipt(ctx, req)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		v := struct {
+			Tenant      string  `json:"tenant"`
+			LedgerIndex uint64  `json:"ledger_index,string"`
+			Receipt     string  `json:"receipt"`
+			ReceiptFile *string `json:"receipt_file"`
+		}{Tenant: s.tenant, LedgerIndex: res.GetLedgerIndex(), Receipt: string(res.GetReceipt())}
+		if !output.toStdout() {
+			v.ReceiptFile = &output.file
+		}
+		return a.deliver(&output, out, res.GetReceipt(), v)
+	})
+	s.add(a, c)
+	f := c.Flags()
+	f.StringVar(&requestID, "request-id", "", "the id of the request")
+	f.Uint64Var(&index, "index", 0, "the entry's index in the ledger")
+	output.add(c)
+	c.MarkFlagsOneRequired("request-id", "index", "subject", "subject-file")
+	c.MarkFlagsMutuallyExclusive("request-id", "index", "subject", "subject-file")
+	return c
+}
+
+// keyFlags are the verifier keys that somebody pinned.
+type keyFlags struct {
+	keys []string
+	file string
+}
+
+func (k *keyFlags) add(c *cobra.Command) {
+	c.Flags().StringArrayVar(&k.keys, "key", nil, "a pinned verifier key; may be given several times")
+	c.Flags().StringVar(&k.file, "key-file", "", "file with pinned verifier keys, one a line, as ledger key prints them")
+	c.MarkFlagsOneRequired("key", "key-file")
+	_ = c.RegisterFlagCompletionFunc("key", cobra.NoFileCompletions)
+}
+
+const maxKeyFile = 1 << 20
+
+// pin reads the keys.
+func (k *keyFlags) pin(a *app) (*receipt.Keys, error) {
+	all := append([]string(nil), k.keys...)
+	if k.file != "" {
+		b, err := a.readSmall(k.file, maxKeyFile)
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(b)) {
+			line = strings.TrimSpace(line)
+			if line != "" && !strings.HasPrefix(line, "#") {
+				all = append(all, line)
+			}
+		}
+	}
+	keys, err := receipt.PinKeys(all...)
+	if err != nil {
+		return nil, usagef("the pinned keys: %v", err)
+	}
+	return keys, nil
+}
+
+// verifiedResult is a receipt that verifies.
+type verifiedResult struct {
+	Valid   bool                  `json:"valid"`
+	Origin  string                `json:"origin"`
+	Entries []verifiedEntryResult `json:"entries"`
+	Stages  *stagesResult         `json:"stages"` // null: it is not about a destruction
+	// Witnesses other than the operator who signed the ledger's head.
+	Witnesses []string `json:"witnesses"`
+}
+
+type verifiedEntryResult struct {
+	LedgerIndex uint64   `json:"ledger_index,string"`
+	TreeSize    uint64   `json:"tree_size,string"`
+	SignedBy    []string `json:"signed_by"`
+	Statement   rawJSON  `json:"statement"`
+}
+
+func (a *app) receiptVerifyCommand() *cobra.Command {
+	var k keyFlags
+	c := a.command(&cobra.Command{
+		Use:   "verify FILE (--key KEY | --key-file FILE)",
+		Short: "Verify a receipt offline, against pinned keys",
+		Long: `Verify reads a receipt from FILE, or from the standard input if that is "-", and
+verifies it against the ledger's keys as they were pinned: taken with ledger key
+at a time, or through a channel, that the verifier trusts. It talks to nobody.
+It prints what the receipt says is true, and what it does not say or is not yet
+true. Exit code 0 means valid, and nothing else does.`,
+		Example: `  lethe receipt verify receipt.json --key-file ledger.key
+  lethe receipt get --tenant acme --index 42 | lethe receipt verify - --key-file ledger.key --json`,
+		Args: exactly("FILE"),
+	}, func(_ context.Context, args []string) error {
+		if args[0] == "-" && k.file == "-" {
+			return usagef("the standard input cannot be both the receipt and the keys")
+		}
+		keys, err := k.pin(a)
+		if err != nil {
+			return err
+		}
+		b, err := a.readSmall(args[0], receipt.MaxReceipt)
+		if err != nil {
+			return err
+		}
+		v, err := receipt.Verify(b, keys)
+		if err != nil {
+			return &evidenceError{err}
+		}
+		entries, err := receipt.Parse(b)
+		if err != nil {
+			return &evidenceError{err}
+		}
+		now := a.now()
+		r := verifiedResult{Valid: true, Origin: v.Origin, Stages: newStagesResult(v, now), Witnesses: []string{}}
+		for i, e := range v.Entries {
+			r.Entries = append(r.Entries, verifiedEntryResult{
+				LedgerIndex: e.Index, TreeSize: e.Checkpoint.Size, SignedBy: e.SignedBy, Statement: entries[i].Statement,
+			})
+		}
+		return a.print(r, func(w io.Writer) {
+			fmt.Fprintln(w, "valid")
+			writeVerified(w, v, now)
+		})
+	})
+	k.add(c)
+	return c
+}
+
+func (a *app) receiptListCommand() *cobra.Command {
+	var s subjectFlags
+	var limit uint32
+	var token string
+	c := a.command(&cobra.Command{
+		Use:   "list --tenant T [--subject S] [--limit N]",
+		Short: "List a tenant's entries in the ledger",
+		Long: `List shows a tenant's entries in the ledger, oldest first, or only those about one
+subject. If there are more than --limit, it tells the --page-token to go on with.`,
+		Example: `  lethe receipt list --tenant acme
+  lethe receipt list --tenant acme --subject-file id.txt --json`,
+	}, func(ctx context.Context, _ []string) error {
+		req := &keydv1.ListReceiptsRequest{Tenant: s.tenant, PageToken: token}
+		if s.given() {
+			id, err := s.read(a)
+			if err != nil {
+				return err
+			}
+			req.SubjectId = []byte(id)
+		}
+		if limit == 0 {
+			return usagef("--limit: at least 1")
+		}
+		return a.withClient(ctx, func(ctx context.Context, client *sdk.Client) error {
+			return a.listReceipts(ctx, keydv1.NewLedgerServiceClient(client.Conn()), req, limit)
+		})
+	})
+	s.add(a, c)
+	c.Flags().Uint32Var(&limit, "limit", 100, "how many entries at most")
+	c.Flags().StringVar(&token, "page-token", "", "where to go on, as a previous list told")
+	return c
+}
+
+type receiptEntryResult struct {
+	LedgerIndex uint64  `json:"ledger_index,string"`
+	Statement   rawJSON `json:"statement"`
+}
+
+func (a *app) listReceipts(ctx context.Context, ledger keydv1.LedgerServiceClient, req *keydv1.ListReceiptsRequest, limit uint32) error {
+	v := struct {
+		Tenant        string               `json:"tenant"`
+		Receipts      []receiptEntryResult `json:"receipts"`
+		NextPageToken string               `json:"next_page_token"`
+	}{Tenant: req.GetTenant(), Receipts: []receiptEntryResult{}}
+	rows := [][]string{{"INDEX", "TIME", "KIND", "SCOPE", "HANDLE", "GENERATION", "REASON"}}
+	for {
+		req.PageSize = min(limit-uint32(len(v.Receipts)), 1000)
+		res, err := ledger.ListReceipts(ctx, req)
+		if err != nil {
+			return err
+		}
+		for _, e := range res.GetEntries() {
+			s, err := receipt.ParseStatement(e.GetStatement())
+			if err != nil {
+				return &evidenceError{fmt.Errorf("entry %d: %w", e.GetLedgerIndex(), err)}
+			}
+			v.Receipts = append(v.Receipts, receiptEntryResult{e.GetLedgerIndex(), e.GetStatement()})
+			rows = append(rows, statementRow(e.GetLedgerIndex(), s))
+		}
+		v.NextPageToken = res.GetNextPageToken()
+		if v.NextPageToken == "" || uint32(len(v.Receipts)) >= limit {
+			break
+		}
+		if v.NextPageToken == req.GetPageToken() {
+			return errors.New("keyd's list does not advance")
+		}
+		req.PageToken = v.NextPageToken
+	}
+	if err := a.print(v, func(w io.Writer) { table(w, rows) }); err != nil {
+		return err
+	}
+	if v.NextPageToken != "" {
+		a.note("there are more: --page-token %s", v.NextPageToken)
+	}
+	return nil
+}
+
+func statementRow(index uint64, s *receipt.Statement) []string {
+	generation := "-"
+	if s.Generation != 0 {
+		generation = strconv.FormatUint(uint64(s.Generation), 10)
+	}
+	scope := string(s.Scope)
+	if s.Scope == receipt.ScopeClasses || s.Kind == receipt.ClassSet {
+		var names []string
+		for _, c := range s.Classes {
+			names = append(names, c.Name)
+		}
+		scope = strings.Join(names, ",")
+	}
+	handle := "-"
+	if len(s.Handle) > 0 {
+		handle = fmt.Sprintf("%x", s.Handle)
+	}
+	return []string{
+		strconv.FormatUint(index, 10), instant(s.Time), string(s.Kind), orDash(scope), handle, generation, orDash(s.Reason),
+	}
+}

@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+
+	"lethe/sdk"
+)
+
+const (
+	defaultKeyd    = "unix:lethe-dev/keyd.sock"
+	defaultTimeout = 30 * time.Second
+)
+
+// app is one run of the command line.
+type app struct {
+	in         io.Reader
+	out, err   io.Writer
+	isTerminal func(any) bool
+	now        func() time.Time
+	files      outputs
+
+	// Flags of every command.
+	keyd    string
+	json    bool
+	timeout time.Duration
+
+	// began says that a command's own code runs: an error before that is one
+	// of usage.
+	began bool
+}
+
+func newApp(in io.Reader, out, err io.Writer) *app {
+	return &app{in: in, out: out, err: err, isTerminal: isTerminal, now: time.Now}
+}
+
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// run runs the command that args name and returns its exit code.
+func (a *app) run(ctx context.Context, args []string) int {
+	root := a.rootCommand()
+	root.SetArgs(args)
+	root.SetIn(a.in)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return 0
+	}
+	var usage *usageError
+	if !a.began && !errors.As(err, &usage) {
+		err = &usageError{err.Error()}
+	}
+	// Parsing may have stopped before it came to --json.
+	before, _, _ := cutArgs(args)
+	a.json = a.json || slices.Contains(before, "--json")
+	a.fail(err, cmd.CommandPath())
+	return exitOf(err).code
+}
+
+// cutArgs cuts args around "--".
+func cutArgs(args []string) (before, after []string, found bool) {
+	if i := slices.Index(args, "--"); i >= 0 {
+		return args[:i], args[i+1:], true
+	}
+	return args, nil, false
+}
+
+func (a *app) rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "lethe",
+		Short: "Seal people's data under keys that can be destroyed",
+		Long: `lethe seals data under a key that belongs to one person, opens it, destroys the
+key for good, and shows and verifies the evidence of that. It talks to keyd.`,
+		Example: `  lethe tenant create acme
+  lethe seal --tenant acme --subject-file id.txt --class trace -o trace.sealed trace.json
+  lethe open --tenant acme --subject-file id.txt --class trace trace.sealed
+  lethe destroy --tenant acme --subject-file id.txt --reason gdpr-art17 --receipt receipt.json
+  lethe ledger key > ledger.key
+  lethe receipt verify receipt.json --key-file ledger.key`,
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noSuchCommand,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetVersionTemplate("lethe {{.Version}}\n")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	keyd := os.Getenv("LETHE_KEYD")
+	if keyd == "" {
+		keyd = defaultKeyd
+	}
+	f := root.PersistentFlags()
+	f.StringVar(&a.keyd, "keyd", keyd, "address of keyd: unix:PATH or HOST:PORT; the environment's LETHE_KEYD, if set")
+	f.BoolVar(&a.json, "json", false, "print one JSON object, and errors as JSON")
+	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "how long to wait for keyd's answer to a call; 0: for ever")
+	root.AddGroup(
+		&cobra.Group{ID: "data", Title: "Data:"},
+		&cobra.Group{ID: "people", Title: "People and their erasure:"},
+		&cobra.Group{ID: "evidence", Title: "Evidence:"},
+		&cobra.Group{ID: "setup", Title: "Setting up:"},
+	)
+	add := func(group string, commands ...*cobra.Command) {
+		for _, c := range commands {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	add("data", a.sealCommand(), a.openCommand(), a.inspectCommand())
+	add("people", a.destroyCommand(), a.subjectCommand(), a.holdCommand())
+	add("evidence", a.receiptCommand(), a.ledgerCommand())
+	add("setup", a.tenantCommand(), a.classCommand(), a.statusCommand())
+	root.AddCommand(a.versionCommand(), exitCodesTopic())
+	return root
+}
+
+// command makes a command whose code has begun once do is called.
+func (a *app) command(c *cobra.Command, do func(ctx context.Context, args []string) error) *cobra.Command {
+	if c.Args == nil {
+		c.Args = noArguments
+	}
+	c.DisableFlagsInUseLine = true
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		a.began = true
+		return do(cmd.Context(), args)
+	}
+	return c
+}
+
+// group makes a command that only holds others.
+func group(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
+	c.Args = noSuchCommand
+	c.DisableFlagsInUseLine = true
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		var names []string
+		for _, sub := range cmd.Commands() {
+			if sub.IsAvailableCommand() {
+				names = append(names, sub.Name())
+			}
+		}
+		return usagef("which one? %s", strings.Join(names, ", "))
+	}
+	c.AddCommand(commands...)
+	return c
+}
+
+// noSuchCommand and noArguments are cobra's own without the argument in the
+// message: it may be a subject's id.
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+		return usagef("no such command; perhaps %s?", strings.Join(s, " or "))
+	}
+	return usagef("no such command")
+}
+
+func noArguments(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("takes no arguments, only flags")
+	}
+	return nil
+}
+
+// flagError words an error of parsing flags without the value.
+func flagError(err error) error {
+	var unknown *pflag.NotExistError
+	var missing *pflag.ValueRequiredError
+	var invalid *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
+		return usagef("unknown flag --%s", unknown.GetSpecifiedName())
+	case errors.As(err, &unknown):
+		return usagef("unknown flag -%s", unknown.GetSpecifiedName())
+	case errors.As(err, &missing):
+		return usagef("--%s needs a value", missing.GetFlag().Name)
+	case errors.As(err, &invalid):
+		return usagef("--%s needs a value of another form: %s", invalid.GetFlag().Name, invalid.GetFlag().Value.Type())
+	}
+	return usagef("the flags cannot be read")
+}
+
+// dial makes a client of keyd.
+func (a *app) dial(ctx context.Context) (*sdk.Client, error) {
+	return sdk.Dial(ctx, a.keyd)
+}
+
+// call returns a context for one call to keyd.
+func (a *app) call(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.timeout <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, a.timeout)
+}
+
+// start returns a context for something that begins with a call and then
+// goes on for as long as it takes: it ends early only if begun is not called
+// in time.
+func (a *app) start(ctx context.Context) (_ context.Context, begun func(), cancel context.CancelFunc) {
+	ctx, cancel = context.WithCancel(ctx)
+	if a.timeout <= 0 {
+		return ctx, func() {}, cancel
+	}
+	timer := time.AfterFunc(a.timeout, cancel)
+	return ctx, func() { timer.Stop() }, cancel
+}
