@@ -1,0 +1,362 @@
+package sdk_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	keydv1 "lethe/proto/keyd/v1"
+	"lethe/sdk"
+	"lethe/sdk/envelope"
+)
+
+// watched returns a client that hears acme's revocations, with a blob of
+// alice's and leases to seal and open in hand.
+func watched(t *testing.T) (*sdk.Client, *fakeKeyd, *fakeClock, []byte) {
+	t.Helper()
+	c, f, clock := start(t)
+	blob := mustSeal(t, c, alice, "data")
+	mustOpen(t, c, alice, blob, "data")
+	eventually(t, "the stream is open", func() bool { return f.isWatching("acme") })
+	return c, f, clock, blob
+}
+
+func known(c *sdk.Client) int {
+	_, n := c.Leases()
+	return n
+}
+
+func TestRevocation(t *testing.T) {
+	for _, outcome := range []keydv1.Outcome{erased, pending, expired} {
+		t.Run(outcome.String(), func(t *testing.T) {
+			c, f, _, blob := watched(t)
+			bob := sdk.Target{Tenant: "acme", Subject: "bob", Class: "trace"}
+			mustSeal(t, c, bob, "data")
+			sealers, openers := c.Sealers(), c.Openers()
+			f.kill("alice", outcome, true)
+			eventually(t, "alice's keys are gone", func() bool { return known(c) == 1 })
+			wiped := 0
+			for _, s := range sealers {
+				if _, err := s.Append(nil, nil, envelope.Context{}); errors.Is(err, envelope.ErrWiped) {
+					wiped++
+				}
+			}
+			for _, o := range openers {
+				if _, err := o.Append(nil, blob, envelope.Context{}); errors.Is(err, envelope.ErrWiped) {
+					wiped++
+				}
+			}
+			if wiped != 2 {
+				t.Errorf("%d keys were wiped, want alice's two", wiped)
+			}
+			// keyd is asked again, and its answer is what counts.
+			calls := f.calls.Load()
+			if got := sdk.OutcomeOf(openErr(t, c, blob)); got != outcome {
+				t.Errorf("Open: %v", got)
+			}
+			if _, err := c.Seal(t.Context(), alice, nil); sdk.OutcomeOf(err) != outcome {
+				t.Errorf("Seal: %v", err)
+			}
+			if n := f.calls.Load() - calls; n != 2 {
+				t.Errorf("keyd was asked %d times", n)
+			}
+			calls = f.calls.Load()
+			mustSeal(t, c, bob, "data")
+			if f.calls.Load() != calls {
+				t.Error("bob's key was dropped too")
+			}
+		})
+	}
+}
+
+// A destruction that was cancelled brings the key back; one that happened
+// does not, whatever a confused keyd says.
+func TestRevokedKeyIsLeasedAgain(t *testing.T) {
+	c, f, _, blob := watched(t)
+	f.kill("alice", pending, true)
+	eventually(t, "alice's keys are gone", func() bool { return known(c) == 0 })
+	f.kill("alice", keydv1.Outcome_OUTCOME_UNSPECIFIED, false)
+	mustOpen(t, c, alice, blob, "data")
+
+	f.kill("alice", erased, true)
+	eventually(t, "alice's keys are gone", func() bool { return known(c) == 0 })
+	f.kill("alice", keydv1.Outcome_OUTCOME_UNSPECIFIED, false)
+	if err := openErr(t, c, blob); !errors.Is(err, sdk.ErrErased) {
+		t.Errorf("got %v", err)
+	}
+	// Pending after erased does not bring it back either.
+	f.kill("alice", pending, true)
+	f.kill("alice", keydv1.Outcome_OUTCOME_UNSPECIFIED, false)
+	time.Sleep(5 * time.Millisecond)
+	if err := openErr(t, c, blob); !errors.Is(err, sdk.ErrErased) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestBucketRevocation(t *testing.T) {
+	c, f, _, blob := watched(t)
+	other := sdk.Target{Tenant: "acme", Subject: "alice", Class: "backup"}
+	mustSeal(t, c, other, "data")
+	h, _, _ := envelope.ParseHeader(blob)
+	f.with(func() {
+		f.tell(&keydv1.Revocation{Tenant: "other", ClassNumber: uint32(h.Class), Bucket: h.Bucket, Outcome: expired})
+		f.tell(&keydv1.Revocation{Tenant: "acme", ClassNumber: uint32(h.Class), Bucket: h.Bucket, Outcome: expired})
+	})
+	eventually(t, "the bucket's keys are gone", func() bool { return known(c) == 1 })
+	if err := openErr(t, c, blob); !errors.Is(err, sdk.ErrExpired) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A revocation that names something unknown drops the whole tenant.
+func TestStrangeRevocation(t *testing.T) {
+	c, f, _, blob := watched(t)
+	f.with(func() { f.tell(&keydv1.Revocation{Tenant: "acme", KeyId: []byte("odd"), Outcome: erased}) })
+	eventually(t, "all keys are gone", func() bool { return known(c) == 0 })
+	mustOpen(t, c, alice, blob, "data")
+}
+
+// An answer that a revocation overtakes on its way is neither used nor cached.
+func TestRevocationOvertakesFetch(t *testing.T) {
+	for name, revoke := range map[string]func(f *fakeKeyd, h *envelope.Header){
+		"key":    func(f *fakeKeyd, _ *envelope.Header) { f.kill("alice", erased, true) },
+		"bucket": func(f *fakeKeyd, h *envelope.Header) { f.kill("alice", erased, false); tellBucket(f, h) },
+		"reset":  func(f *fakeKeyd, _ *envelope.Header) { f.kill("alice", erased, false); f.reset() },
+	} {
+		for _, seal := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, "/seal=", seal), func(t *testing.T) {
+				c, f, clock, blob := watched(t)
+				h, _, _ := envelope.ParseHeader(blob)
+				clock.StepWall(time.Hour) // the leases are over
+				eventually(t, "no flight", func() bool { return c.Flights() == 0 })
+
+				// A canary tells when the stream's message has been applied.
+				canary := sdk.Target{Tenant: "acme", Subject: "canary", Class: "trace"}
+				mustSeal(t, c, canary, "x")
+				sealer := c.Sealers()
+				gate := make(chan struct{})
+				f.with(func() { f.answer = held(gate) })
+				done := make(chan error, 1)
+				go func() {
+					var err error
+					if seal {
+						_, err = c.Seal(context.Background(), alice, []byte("late"))
+					} else {
+						_, err = c.Open(context.Background(), alice, blob)
+					}
+					done <- err
+				}()
+				calls := f.calls.Load()
+				eventually(t, "the call is under way", func() bool { return f.calls.Load() > calls || c.Flights() == 1 })
+				eventually(t, "keyd has answered", func() bool { return f.asked.Load() >= 4 })
+				revoke(f, h)
+				f.kill("canary", erased, true)
+				eventually(t, "the revocation is applied", func() bool {
+					_, err := sealer[len(sealer)-1].Append(nil, nil, envelope.Context{})
+					return errors.Is(err, envelope.ErrWiped)
+				})
+				f.with(func() { f.answer = nil })
+				close(gate)
+				if err := <-done; !errors.Is(err, sdk.ErrErased) && !(name == "bucket" && errors.Is(err, sdk.ErrExpired)) {
+					t.Errorf("got %v", err)
+				}
+				if n := known(c); n != 0 {
+					t.Errorf("%d keys are kept", n)
+				}
+			})
+		}
+	}
+}
+
+func tellBucket(f *fakeKeyd, h *envelope.Header) {
+	f.with(func() {
+		f.tell(&keydv1.Revocation{Tenant: "acme", ClassNumber: uint32(h.Class), Bucket: h.Bucket, Outcome: expired})
+	})
+}
+
+// reset makes the streams begin anew with a reset.
+func (f *fakeKeyd) reset() {
+	f.with(func() {
+		f.log = append(f.log, &keydv1.Revocation{Tenant: "none", KeyId: make([]byte, 16)})
+		f.oldest = len(f.log)
+		close(f.changed)
+		f.changed = make(chan struct{})
+	})
+}
+
+// What was revoked while the stream was down is heard when it is back.
+func TestReconnectMissesNothing(t *testing.T) {
+	c, f, clock, blob := watched(t)
+	f.cutStreams()
+	eventually(t, "the stream is down", func() bool { return !f.isWatching("acme") })
+	f.kill("alice", erased, true)
+	if known(c) != 2 {
+		t.Fatal("the keys went without a stream")
+	}
+	mustOpen(t, c, alice, blob, "data") // the lease is the bound
+	eventually(t, "the client waits to connect", func() bool { d, ok := clock.nextTimer(); return ok && d <= 200*time.Millisecond })
+	clock.run(10*time.Second, 50*time.Millisecond, func() bool { return f.isWatching("acme") })
+	eventually(t, "the keys are gone", func() bool { return known(c) == 0 })
+	f.with(func() {
+		if n := len(f.cursors); n < 2 || f.cursors[0] != 0 || f.cursors[n-1] == 0 {
+			t.Errorf("cursors %v", f.cursors)
+		}
+	})
+	if err := openErr(t, c, blob); !errors.Is(err, sdk.ErrErased) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A server that cannot tell what was missed has every key dropped, of its
+// tenants and no other.
+func TestReset(t *testing.T) {
+	c, f, clock, blob := watched(t)
+	f.cutStreams()
+	eventually(t, "the stream is down", func() bool { return !f.isWatching("acme") })
+	f.reset()
+	clock.run(10*time.Second, 50*time.Millisecond, func() bool { return known(c) == 0 })
+	if n := known(c); n != 0 {
+		t.Errorf("%d keys are kept", n)
+	}
+	mustOpen(t, c, alice, blob, "data")
+}
+
+// When no stream has ever told a cursor, what came before the second one is
+// not known.
+func TestStreamThatNeverSpoke(t *testing.T) {
+	clock := newFakeClock()
+	f := newFakeKeyd(t, clock)
+	f.with(func() { f.mute = true })
+	c, err := sdk.Dial(t.Context(), f.addr, sdk.WithClock(clock))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	blob := mustSeal(t, c, alice, "data")
+	eventually(t, "the stream is open", func() bool { return f.isWatching("acme") })
+	f.kill("alice", erased, true)
+	f.cutStreams()
+	eventually(t, "the stream is down", func() bool { return !f.isWatching("acme") })
+	f.with(func() { f.mute = false })
+	clock.run(10*time.Second, 50*time.Millisecond, func() bool { return known(c) == 0 })
+	if err := openErr(t, c, blob); !errors.Is(err, sdk.ErrErased) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A stream without a sign of life is given up.
+func TestSilentStream(t *testing.T) {
+	c, f, clock, _ := watched(t)
+	f.with(func() { f.mute = true })
+	opened := func() (n int) { f.with(func() { n = len(f.cursors) }); return n }
+	before := opened()
+	clock.run(29*time.Second, time.Second, nil)
+	if opened() != before {
+		t.Error("the stream was given up early")
+	}
+	clock.run(5*time.Second, 100*time.Millisecond, func() bool { return opened() > before })
+	eventually(t, "the stream is opened again", func() bool { return opened() > before })
+	f.with(func() { f.mute = false })
+	f.cutStreams()
+	eventually(t, "the stream is down", func() bool { return !f.isWatching("acme") })
+	clock.run(20*time.Second, 100*time.Millisecond, func() bool { return f.isWatching("acme") })
+	mustSeal(t, c, alice, "data")
+	f.kill("alice", erased, true)
+	eventually(t, "the keys are gone", func() bool { return known(c) == 0 })
+}
+
+// A tenant that is used for the first time is watched from then on, and the
+// others are not missed meanwhile.
+func TestMoreTenants(t *testing.T) {
+	c, f, _, _ := watched(t)
+	for i := range 300 {
+		target := sdk.Target{Tenant: fmt.Sprint("t", i), Subject: "s", Class: "trace"}
+		mustSeal(t, c, target, "data")
+	}
+	eventually(t, "all are watched", func() bool {
+		for i := range 300 {
+			if !f.isWatching(fmt.Sprint("t", i)) {
+				return false
+			}
+		}
+		return f.isWatching("acme")
+	})
+	f.with(func() {
+		for i, tenants := range f.tenants {
+			if len(tenants) > 256 {
+				t.Errorf("a stream watches %d tenants", len(tenants))
+			}
+			if slices.Contains(tenants, "acme") && i > 0 && f.cursors[i] == 0 {
+				t.Errorf("stream %d began anew", i)
+			}
+		}
+		if n := len(f.tenants); n > 302 {
+			t.Errorf("%d streams were opened", n)
+		}
+	})
+	before := known(c)
+	f.kill("s", erased, true)
+	eventually(t, "their keys are gone", func() bool { return known(c) == before-300 })
+}
+
+func TestWithoutRevocations(t *testing.T) {
+	c, f, clock := start(t, sdk.WithRevocations(false))
+	blob := mustSeal(t, c, alice, "data")
+	mustOpen(t, c, alice, blob, "data")
+	f.kill("alice", erased, true)
+	clock.Advance(59 * time.Second)
+	mustOpen(t, c, alice, blob, "data")
+	clock.Advance(time.Second)
+	if err := openErr(t, c, blob); !errors.Is(err, sdk.ErrErased) {
+		t.Errorf("got %v", err)
+	}
+	f.with(func() {
+		if len(f.cursors) != 0 {
+			t.Error("a stream was opened")
+		}
+	})
+}
+
+// Revocations race with uses: whatever happens, once a revocation has been
+// applied nothing opens, and nothing but erased or success is ever returned.
+func TestRevocationRace(t *testing.T) {
+	for round := range 12 {
+		c, f, _, blob := watched(t)
+		var stop atomic.Bool
+		results := make(chan error, 4)
+		for range 4 {
+			go func() {
+				var erasedAt error
+				for !stop.Load() {
+					_, err := c.Open(context.Background(), alice, blob)
+					switch {
+					case err == nil && erasedAt != nil:
+						results <- errors.New("opened after it was erased")
+						return
+					case err != nil && !errors.Is(err, sdk.ErrErased):
+						results <- err
+						return
+					case err != nil:
+						erasedAt = err
+					}
+				}
+				_, err := c.Open(context.Background(), alice, blob)
+				results <- err
+			}()
+		}
+		time.Sleep(time.Duration(round) * 100 * time.Microsecond)
+		f.kill("alice", erased, true)
+		eventually(t, "the key is gone", func() bool { return known(c) == 0 })
+		stop.Store(true)
+		for range 4 {
+			if err := <-results; !errors.Is(err, sdk.ErrErased) {
+				t.Fatalf("round %d: %v", round, err)
+			}
+		}
+		c.Close()
+	}
+}
