@@ -290,7 +290,7 @@ func (s *Store) commit(o *overlay) error {
 		if row.deleted {
 			err = txn.Delete(key)
 		} else {
-			err = txn.Set(key, row.value)
+			err = txn.Set(key, badgerValue(key, row.value))
 		}
 		if err != nil {
 			return s.fail("building a commit", err)
@@ -305,9 +305,3 @@ func (s *Store) commit(o *overlay) error {
 	s.db.SetDiscardTs(s.snaps.publish(ts))
 	return nil
 }
-
-// txnOverhead is more than what Badger counts for a transaction without rows.
-const txnOverhead = 64
-
-// charge is what a row counts in a Badger transaction, in bytes.
-func charge(key string, value []byte) int64 { return int64(1+len(key)+len(value)) + 12 }

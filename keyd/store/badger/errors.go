@@ -9,7 +9,6 @@ import (
 	"syscall"
 
 	"github.com/dgraph-io/badger/v4"
-	"github.com/dgraph-io/badger/v4/y"
 
 	"lethe/keyd/internal/keys"
 )
@@ -32,10 +31,17 @@ func readError(err error) error {
 	switch {
 	case errors.Is(err, badger.ErrKeyNotFound), errors.Is(err, badger.ErrEmptyKey):
 		return keys.ErrNotFound
-	case errors.Is(err, y.ErrChecksumMismatch), strings.Contains(err.Error(), "checksum"):
-		return fmt.Errorf("%w: a table fails its checksum", keys.ErrDamaged)
+	case errors.Is(err, keys.ErrDamaged):
+		return err
 	}
 	return fmt.Errorf("%w: a read failed: %w", keys.ErrUnavailable, redact(err))
+}
+
+// recoverDamage turns a panic of Badger's over what it reads into an error.
+func recoverDamage(err *error) {
+	if recover() != nil {
+		*err = fmt.Errorf("%w: a table cannot be read", keys.ErrDamaged)
+	}
 }
 
 // redact keeps of an error of Badger's what cannot hold a row: the messages of

@@ -2,6 +2,7 @@ package badger
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/dgraph-io/badger/v4/fb"
 	"github.com/dgraph-io/badger/v4/pb"
 	"github.com/dgraph-io/badger/v4/table"
 	"github.com/dgraph-io/badger/v4/y"
@@ -40,8 +42,6 @@ const (
 	// manifest's header.
 	layoutVersion = 1
 )
-
-var crcTable = crc32.MakeTable(crc32.Castagnoli)
 
 func damaged(file, format string, args ...any) error {
 	return fmt.Errorf("%w: %s: %s", keys.ErrDamaged, file, fmt.Sprintf(format, args...))
@@ -227,48 +227,83 @@ func (d *directory) checkRegistry() error {
 	return nil
 }
 
-// checkTable checks a table's index: the file ends with the index, its length,
-// its checksum and that one's length. Blocks are checked as they are read.
+// checkTable checks a table, which is blocks and their index. Each block and
+// the index ends with its checksum and that one's length; before those of the
+// index stands its own length.
 func checkTable(name string) error {
-	f, err := os.Open(name)
+	b, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return damaged(name, "is missing")
 	}
 	if err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
-	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		return fmt.Errorf("store: %w", err)
+	b, sum, ok := cutSum(b)
+	if !ok {
+		return damaged(name, "the index has no checksum")
 	}
-	end := fi.Size()
-	// tail reads the n bytes that end at end.
-	tail := func(n int64) []byte {
-		if n < 0 || n > end {
-			return nil
-		}
-		b := make([]byte, n)
-		if _, err := f.ReadAt(b, end-n); err != nil {
-			return nil
-		}
-		end -= n
-		return b
-	}
-	sized := func(limit int64) []byte {
-		n := tail(4)
-		if n == nil || int64(binary.BigEndian.Uint32(n)) > limit {
-			return nil
-		}
-		return tail(int64(binary.BigEndian.Uint32(n)))
-	}
-	var sum pb.Checksum
-	if b := sized(64); len(b) == 0 || proto.Unmarshal(b, &sum) != nil {
-		return damaged(name, "has no checksum")
-	}
-	index := sized(end)
-	if len(index) == 0 || y.VerifyChecksum(index, &sum) != nil {
+	b, index, ok := cutSized(b)
+	if !ok || y.VerifyChecksum(index, sum) != nil {
 		return damaged(name, "the index fails its checksum")
+	}
+	blocks := fb.GetRootAsTableIndex(index, 0)
+	for i := range blocks.OffsetsLength() {
+		var at fb.BlockOffset
+		blocks.Offsets(&at, i)
+		from, n := uint64(at.Offset()), uint64(at.Len())
+		if from+n > uint64(len(b)) {
+			return damaged(name, "block %d is missing", i)
+		}
+		block, sum, ok := cutSum(b[from : from+n])
+		if !ok || y.VerifyChecksum(block, sum) != nil {
+			return damaged(name, "block %d fails its checksum", i)
+		}
+	}
+	return nil
+}
+
+// cutSized cuts bytes off the end of b, which their length follows.
+func cutSized(b []byte) (rest, last []byte, ok bool) {
+	if len(b) < 4 {
+		return nil, nil, false
+	}
+	b, size := b[:len(b)-4], binary.BigEndian.Uint32(b[len(b)-4:])
+	if uint64(size) > uint64(len(b)) {
+		return nil, nil, false
+	}
+	at := len(b) - int(size)
+	return b[:at], b[at:], true
+}
+
+func cutSum(b []byte) (rest []byte, sum *pb.Checksum, ok bool) {
+	rest, b, ok = cutSized(b)
+	sum = new(pb.Checksum)
+	return rest, sum, ok && len(b) > 0 && proto.Unmarshal(b, sum) == nil
+}
+
+// Verify checks every table of the store against its checksums, as Open does.
+// It reads all of it. When one fails, the store stops.
+func (s *Store) Verify(ctx context.Context) error {
+	snap, err := s.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.snaps.end(snap)
+	for _, t := range s.db.Tables() {
+		if err := ctx.Err(); err != nil {
+			return ended(err)
+		}
+		name := s.dir.table(t.ID)
+		err := checkTable(name)
+		if errors.Is(err, keys.ErrDamaged) {
+			if _, gone := os.Stat(name); errors.Is(gone, fs.ErrNotExist) {
+				continue // compacted meanwhile
+			}
+			s.stop("verifying", err)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -276,7 +311,12 @@ func checkTable(name string) error {
 // checkLogs checks the write-ahead logs. Commits are synced one by one and
 // numbered without gaps, so only the newest log may end in a commit that is not
 // whole, the one under way in a crash; it is cut off, as Badger would. Anything
-// else that does not parse had been acknowledged.
+// else that does not parse had been acknowledged. A log is sized when it is
+// made, and is never filled to its end, so one that ends within a commit and
+// not in zeros is no work of a crash either.
+//
+// That the last acknowledged commit itself has rotten cannot be told from a
+// commit that was under way.
 func (d *directory) checkLogs(ids []uint64) error {
 	var last uint64 // newest commit
 	for i, id := range ids {
@@ -289,18 +329,19 @@ func (d *directory) checkLogs(ids []uint64) error {
 			return fmt.Errorf("store: %w", err)
 		}
 		end, gap := readLog(b, &last, nil)
-		rest := bytes.TrimRight(b[end:], "\x00")
+		used := len(bytes.TrimRight(b, "\x00"))
 		switch {
 		case gap:
 			return damaged(name, "commits are missing")
-		case len(rest) == 0:
-		case i < len(ids)-1, bytes.Count(rest, []byte(commitKey)) > 1:
+		case used <= end:
+			continue
+		case i < len(ids)-1, bytes.Count(b[end:], []byte(commitKey)) > 1:
 			return damaged(name, "a record fails its checksum")
+		case len(b)-used < logSlack:
+			return damaged(name, "its end is missing")
 		}
-		if i == len(ids)-1 && len(rest) > 0 {
-			if err := cut(name, int64(end)); err != nil {
-				return fmt.Errorf("store: %w", err)
-			}
+		if err := cut(name, int64(end)); err != nil {
+			return fmt.Errorf("store: %w", err)
 		}
 	}
 	return nil
@@ -322,6 +363,8 @@ const (
 	endOfCommit  = 1 << 7
 	commitKey    = "!badger!txn"
 	timestampLen = 8
+	// logSlack is less than what is always free at the end of a log.
+	logSlack = memTableSize / 4
 )
 
 func checkLogHeader(name string) error {

@@ -50,7 +50,7 @@ type Options struct {
 // Limits of a row, in bytes.
 const (
 	MaxKey   = 256
-	MaxValue = 1<<20 - 1
+	MaxValue = 1<<20 - 1<<10
 )
 
 const (
@@ -154,9 +154,9 @@ func badgerOptions(dir string, l badger.Logger) badger.Options {
 		WithNumLevelZeroTablesStall(8).
 		WithBlockCacheSize(0).
 		WithIndexCacheSize(0).
-		WithValueThreshold(MaxValue + 1).
+		WithValueThreshold(1 << 20).
 		WithValueLogFileSize(2 << 20).
-		WithChecksumVerificationMode(options.OnBlockRead).
+		WithChecksumVerificationMode(options.NoVerification). // see rowValue
 		WithLogger(l)
 	o.BypassLockGuard = true // directory holds the lock
 	o.ExternalMagicVersion = layoutVersion
@@ -233,10 +233,12 @@ var errClosed = fmt.Errorf("%w: it is closed", keys.ErrUnavailable)
 // fail stops the store for good. After a write whose outcome is not known
 // neither writes nor reads go on: the log is in doubt, and a read would go on
 // issuing keys from before a destruction that a restart may find done.
-func (s *Store) fail(what string, err error) error {
-	err = fmt.Errorf("%w: %s failed, and the store has stopped: %w", keys.ErrUnavailable, what, redact(err))
-	if s.failure.CompareAndSwap(nil, &err) {
-		s.log.Error("store has stopped", "during", what, "error", redact(err))
+func (s *Store) fail(what string, err error) error { return s.stop(what, redact(err)) }
+
+func (s *Store) stop(what string, err error) error {
+	stopped := fmt.Errorf("%w: the store has stopped: %s: %w", keys.ErrUnavailable, what, err)
+	if s.failure.CompareAndSwap(nil, &stopped) {
+		s.log.Error("store has stopped", "during", what, "error", err)
 	}
 	return s.failed()
 }
@@ -274,6 +276,12 @@ func openDirectory(path string, create bool) (*directory, error) {
 		return nil, err
 	}
 	d := &directory{path: path, lock: lock}
+	if fi, err := lock.Stat(); err == nil && fi.Mode().Perm()&0o077 != 0 {
+		if err := lock.Chmod(0o700); err != nil {
+			_ = d.close()
+			return nil, fmt.Errorf("closing the store directory to others: %w", err)
+		}
+	}
 	if err := d.inspect(create); err != nil {
 		_ = d.close()
 		return nil, err

@@ -13,15 +13,6 @@ import (
 	"lethe/keyd/internal/keys"
 )
 
-// rowPrefix precedes every key in Badger, which keeps keys that begin with
-// "!badger!" for itself.
-const rowPrefix = 'r'
-
-func badgerKey(key string) []byte {
-	k := make([]byte, 0, 1+len(key))
-	return append(append(k, rowPrefix), key...)
-}
-
 // overlay is a set of writes.
 type overlay struct {
 	rows  map[string]write
@@ -94,12 +85,27 @@ func (r *reader) Get(key []byte) ([]byte, error) {
 			return append([]byte{}, w.value...), nil
 		}
 	}
+	return r.stored(key)
+}
+
+// stored reads a row from Badger, which panics over some damage.
+func (r *reader) stored(key []byte) (value []byte, err error) {
+	defer recoverDamage(&err)
 	r.buf = append(append(r.buf[:0], rowPrefix), key...)
 	item, err := r.txn.Get(r.buf)
 	if err != nil {
 		return nil, readError(err)
 	}
-	value, err := item.ValueCopy(nil)
+	return itemValue(r.buf, item)
+}
+
+// itemValue returns a copy of an item's row value.
+func itemValue(key []byte, item *badger.Item) (value []byte, err error) {
+	err = item.Value(func(stored []byte) error {
+		v, err := rowValue(key, stored)
+		value = append([]byte{}, v...)
+		return err
+	})
 	if err != nil {
 		return nil, readError(err)
 	}
@@ -126,43 +132,65 @@ func (r *reader) Scan(prefix, after []byte, fn func(key, value []byte) bool) err
 			start = a
 		}
 	}
-	n := 0
-	for it.Seek(start); ; {
-		if n++; n%256 == 0 {
-			if err := r.ctx.Err(); err != nil {
-				return ended(err)
-			}
+	cursor := &cursor{it: it}
+	for cursor.seek(start); ; {
+		if err := cursor.err; err != nil {
+			return err
 		}
-		stored := it.Valid()
-		var item *badger.Item
-		order := 1 // which comes first: -1 the stored row, 1 the pending one, 0 same key
-		if stored {
-			item = it.Item()
-			order = -1
-			if len(own) > 0 {
-				order = bytes.Compare(item.Key()[1:], []byte(own[0].key))
-			}
-		} else if len(own) == 0 {
+		if cursor.n++; cursor.n%256 == 0 && r.ctx.Err() != nil {
+			return ended(r.ctx.Err())
+		}
+		order := -1 // of the stored row to the pending one
+		switch {
+		case cursor.key == nil && len(own) == 0:
 			return nil
+		case cursor.key == nil:
+			order = 1
+		case len(own) > 0:
+			order = strings.Compare(string(cursor.key), own[0].key)
 		}
-		var key, value []byte
-		deleted := false
-		if order < 0 {
-			key = append([]byte{}, item.Key()[1:]...)
-			var err error
-			if value, err = item.ValueCopy(nil); err != nil {
-				return readError(err)
-			}
-		} else {
-			key, value, deleted = []byte(own[0].key), append([]byte{}, own[0].value...), own[0].deleted
+		key, value, deleted := cursor.key, cursor.value, false
+		if order >= 0 {
+			key, value, deleted = []byte(own[0].key), bytes.Clone(own[0].value), own[0].deleted
 			own = own[1:]
-		}
-		if order <= 0 {
-			it.Next()
 		}
 		if !deleted && !fn(key, value) {
 			return nil
 		}
+		if order <= 0 {
+			cursor.next()
+		}
+	}
+}
+
+// cursor walks stored rows; key is nil at the end.
+type cursor struct {
+	it         *badger.Iterator
+	key, value []byte
+	err        error
+	n          int
+}
+
+func (c *cursor) seek(key []byte) {
+	defer recoverDamage(&c.err)
+	c.it.Seek(key)
+	c.read()
+}
+
+func (c *cursor) next() {
+	defer recoverDamage(&c.err)
+	c.it.Next()
+	c.read()
+}
+
+func (c *cursor) read() {
+	c.key, c.value = nil, nil
+	if !c.it.Valid() {
+		return
+	}
+	item := c.it.Item()
+	if c.value, c.err = itemValue(item.Key(), item); c.err == nil {
+		c.key = bytes.Clone(item.Key()[1:])
 	}
 }
 

@@ -19,7 +19,7 @@ func limits(t *testing.T, h Harness) {
 	wantRow(t, h.Store, "k", "")
 	wantRow(t, h.Store, "big", big)
 	for name, row := range map[string][2]string{
-		"no key": {"", "v"}, "long key": {long + "k", "v"}, "big value": {"bigger", big + "vv"},
+		"no key": {"", "v"}, "long key": {long + "k", "v"}, "big value": {"bigger", big + big},
 	} {
 		err := h.Store.Update(t.Context(), func(tx keys.Tx) error { return tx.Put([]byte(row[0]), []byte(row[1])) })
 		if err == nil {

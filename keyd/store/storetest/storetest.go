@@ -15,7 +15,7 @@ import (
 // Limits of a row that every store takes, in bytes.
 const (
 	MaxKey   = 256
-	MaxValue = 1<<20 - 1
+	MaxValue = 1<<20 - 1<<10
 )
 
 // Harness is one store, empty at first, and what can be done to it from

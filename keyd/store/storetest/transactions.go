@@ -396,7 +396,7 @@ func unheededRefusal(t *testing.T, h Harness) {
 		if err := tx.Put([]byte("a"), nil); err != nil {
 			return err
 		}
-		_ = tx.Put([]byte("b"), make([]byte, MaxValue+2))
+		_ = tx.Put([]byte("b"), make([]byte, 2<<20))
 		return nil
 	})
 	if err == nil {

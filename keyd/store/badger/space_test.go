@@ -1,0 +1,277 @@
+package badger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"lethe/keyd/internal/keys"
+)
+
+// smallDisk mounts a file system of size bytes for the test.
+func smallDisk(t *testing.T, size int) string {
+	t.Helper()
+	dir := t.TempDir()
+	err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=700", size))
+	switch {
+	case err == nil:
+	case os.Getenv("CI") == "true" || os.Geteuid() == 0:
+		t.Fatalf("mounting a small file system: %v", err)
+	default:
+		t.Skipf("mounting a small file system needs root: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmounting: %v", err)
+		}
+	})
+	return dir
+}
+
+// childFills writes from many goroutines until the store is full, and goes on
+// trying for a while: it must not die.
+func childFills(dir string) error {
+	s, err := Open(Options{Dir: dir, Create: true, MinFree: 1})
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	errs := make(chan error, 32)
+	for c := range 32 {
+		wg.Go(func() {
+			value := make([]byte, 4000)
+			full := 0
+			for i := 0; full < 200; i++ {
+				for j := range value {
+					value[j] = byte(rand.Uint32())
+				}
+				err := s.Update(context.Background(), func(tx keys.Tx) error {
+					return tx.Put(fmt.Appendf(nil, "%d/%d", c, rand.IntN(1e9)), append([]byte{}, value...))
+				})
+				switch {
+				case errors.Is(err, keys.ErrFull):
+					full++
+				case err != nil:
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	if err := <-errs; err != nil {
+		return err
+	}
+	if err := s.Check(context.Background()); !errors.Is(err, keys.ErrFull) {
+		return fmt.Errorf("Check of a full store: %w", err)
+	}
+	fmt.Println("full")
+	return s.Close()
+}
+
+func TestFullDisk(t *testing.T) {
+	disk := smallDisk(t, 420<<20)
+	dir := filepath.Join(disk, "store")
+	cmd, out := child(t, "fill", dir)
+	said := make([]byte, 200)
+	n, _ := out.Read(said)
+	if err := cmd.Wait(); err != nil || string(said[:n]) != "full\n" {
+		t.Fatalf("child: %v, said %q", err, said[:n])
+	}
+
+	// With something else in the way the store opens, reads, refuses to write,
+	// and goes on when the room is back.
+	free, err := freeBytes(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ballast := filepath.Join(disk, "ballast")
+	if err := os.WriteFile(ballast, make([]byte, free/2), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(Options{Dir: dir, MinFree: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	write := func() error {
+		return s.Update(t.Context(), func(tx keys.Tx) error { return tx.Put([]byte("row"), []byte("x")) })
+	}
+	if err := write(); !errors.Is(err, keys.ErrFull) {
+		t.Errorf("Update: %v, want ErrFull", err)
+	}
+	if err := s.Check(t.Context()); !errors.Is(err, keys.ErrFull) {
+		t.Errorf("Check: %v, want ErrFull", err)
+	}
+	if free, least := s.Free(); free >= least || least != LeastMinFree {
+		t.Errorf("Free: %d, %d", free, least)
+	}
+	noWrite := errors.New("nothing to do")
+	if err := s.Update(t.Context(), func(tx keys.Tx) error { return noWrite }); err != noWrite {
+		t.Errorf("an update that writes nothing: %v", err)
+	}
+	if err := s.Update(t.Context(), func(tx keys.Tx) error {
+		_, err := tx.Get([]byte("row"))
+		if !errors.Is(err, keys.ErrNotFound) {
+			return fmt.Errorf("a refused row: %w", err)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(disk, "trim"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// The store itself had filled the disk; make the disk larger.
+	if err := unix.Mount("tmpfs", disk, "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d", 800<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(); err != nil {
+		t.Errorf("Update with room again: %v", err)
+	}
+	if err := s.Check(t.Context()); err != nil {
+		t.Errorf("Check with room again: %v", err)
+	}
+}
+
+// TestRefusedWhenFull: whoever reads what an earlier refused update of the same
+// group wrote would see what never was.
+func TestRefusedWhenFull(t *testing.T) {
+	s := openTest(t, t.TempDir())
+	var mu sync.Mutex
+	var free uint64 = 1 << 40
+	s.stat = func(string) (uint64, error) { mu.Lock(); defer mu.Unlock(); return free, nil }
+	set := func(n uint64) { mu.Lock(); defer mu.Unlock(); free = n }
+	put := func(key string) error {
+		return s.Update(t.Context(), func(tx keys.Tx) error { return tx.Put([]byte(key), []byte("x")) })
+	}
+	if err := put("a"); err != nil {
+		t.Fatal(err)
+	}
+	set(DefaultMinFree)
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			if err := put(fmt.Sprint("b", i)); !errors.Is(err, keys.ErrFull) {
+				t.Errorf("Update: %v, want ErrFull", err)
+			}
+			err := s.Update(t.Context(), func(tx keys.Tx) error {
+				return tx.Scan([]byte("b"), nil, func(k, _ []byte) bool {
+					t.Errorf("row %q of a refused update is seen", k)
+					return true
+				})
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := s.DropRange(t.Context(), []byte("a")); err != nil {
+		t.Errorf("DropRange, which makes room: %v", err)
+	}
+	set(DefaultMinFree/2 - 1)
+	if err := s.DropRange(t.Context(), []byte("a")); !errors.Is(err, keys.ErrFull) {
+		t.Errorf("DropRange without any room: %v, want ErrFull", err)
+	}
+	set(1 << 40)
+	if err := put("b"); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+}
+
+// childStarves lets the process run out of file descriptors, all but one that
+// comes and goes, while it writes enough for compactions. In that state Badger
+// alone loses rows.
+func childStarves(dir string) error {
+	s, err := Open(Options{Dir: dir, Create: true})
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	value := make([]byte, 1000)
+	written := 0
+	write := func(rows int) error {
+		for end := written + rows; written < end; {
+			err := s.Update(ctx, func(tx keys.Tx) error {
+				for i := written; i < written+500; i++ {
+					if err := tx.Put(fmt.Appendf(nil, "%08d", i), value); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			written += 500
+		}
+		return nil
+	}
+	if err := write(20_000); err != nil {
+		return err
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	open, _ := countDescriptors()
+	limit.Cur = open + 300
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	if err := write(20_000); err != nil {
+		return fmt.Errorf("with descriptors to spare: %w", err)
+	}
+	var taken []*os.File
+	for range 200 {
+		f, err := os.Open("/dev/null")
+		if err != nil {
+			return err
+		}
+		taken = append(taken, f)
+	}
+	s.fds.at = s.fds.at.Add(-descriptorsEvery)
+	if err := write(500); !errors.Is(err, keys.ErrFull) {
+		return fmt.Errorf("without descriptors to spare: %w", err)
+	}
+	if err := s.Check(ctx); !errors.Is(err, keys.ErrFull) {
+		return fmt.Errorf("Check without descriptors to spare: %w", err)
+	}
+	for _, f := range taken {
+		f.Close()
+	}
+	s.fds.at = s.fds.at.Add(-descriptorsEvery)
+	if err := write(500); err != nil {
+		return fmt.Errorf("with descriptors to spare again: %w", err)
+	}
+	n := 0
+	err = s.View(ctx, func(r keys.Reader) error {
+		return r.Scan(nil, nil, func(_, _ []byte) bool { n++; return true })
+	})
+	if err == nil && n != written {
+		err = fmt.Errorf("%d of %d rows are there", n, written)
+	}
+	fmt.Println("done")
+	return errors.Join(err, s.Close())
+}
+
+func TestFileDescriptors(t *testing.T) {
+	cmd, out := child(t, "starve", filepath.Join(t.TempDir(), "store"))
+	said := make([]byte, 500)
+	n, _ := out.Read(said)
+	if err := cmd.Wait(); err != nil || string(said[:n]) != "done\n" {
+		t.Fatalf("child: %v, said %q", err, said[:n])
+	}
+}
