@@ -68,10 +68,12 @@ func (s *Sealer) appendAny(dst, plaintext []byte, bound Context) ([]byte, error)
 	if err != nil {
 		return dst, err
 	}
-	blob, l := sealOneShot(dst, plaintext, bound, h, &pre, aead)
-	if l.tag != nil {
-		newContextMAC(&keys.context[OneShot]).tag((*[contextTagSize]byte)(l.tag), l.nonce, bound)
+	if bound.IsZero() {
+		return sealOneShot(dst, plaintext, h, 0, &pre, aead), nil
 	}
+	blob := sealOneShot(dst, plaintext, h, contextTagSize, &pre, aead)
+	tag, nonce := tagAndNonce(blob[len(dst)+len(h.raw):])
+	newContextMAC(&keys.context[OneShot]).tag(tag, nonce, bound)
 	return blob, nil
 }
 

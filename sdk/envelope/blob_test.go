@@ -36,11 +36,28 @@ func must[T any](t testing.TB) func(v T, err error) T {
 // pair makes a sealer and an opener for n new keys.
 func pair(t testing.TB, policy Policy, n int) (*Sealer, *Opener) {
 	t.Helper()
-	keys := randomKeys(n)
+	return pairOf(t, policy, randomKeys(n))
+}
+
+func pairOf(t testing.TB, policy Policy, keys []*Key) (*Sealer, *Opener) {
+	t.Helper()
+	return sealer(t, policy, keys, Options{}), opener(t, policy, keys, Options{})
+}
+
+func sealer(t testing.TB, policy Policy, keys []*Key, opts Options) *Sealer {
+	t.Helper()
 	if policy == Single {
-		return must[*Sealer](t)(NewSealer(keys[0], Options{})), must[*Opener](t)(NewOpener(keys[0], Options{}))
+		return must[*Sealer](t)(NewSealer(keys[0], opts))
 	}
-	return must[*Sealer](t)(NewMultiSealer(policy, keys, Options{})), must[*Opener](t)(NewMultiOpener(policy, keys, Options{}))
+	return must[*Sealer](t)(NewMultiSealer(policy, keys, opts))
+}
+
+func opener(t testing.TB, policy Policy, keys []*Key, opts Options) *Opener {
+	t.Helper()
+	if policy == Single {
+		return must[*Opener](t)(NewOpener(keys[0], opts))
+	}
+	return must[*Opener](t)(NewMultiOpener(policy, keys, opts))
 }
 
 func bound(t testing.TB, kv ...string) Context {

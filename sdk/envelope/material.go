@@ -11,8 +11,8 @@ import (
 // Options are what sealers and openers can be given beside keys.
 type Options struct {
 	// Check, if not nil, is called before the key is used, by an opener again
-	// before a plaintext is released, and by a stream once a turn, which is
-	// at most 1 MiB. Its error is returned as it is, and nothing is released.
+	// before a plaintext is released, by a Writer for every 512 KiB, and by a
+	// Reader for every segment. Its error is returned as it is, and nothing is released.
 	// It is how the holder of a lease stops the use of the key when the lease
 	// is over. It may be called concurrently.
 	Check func() error
@@ -64,13 +64,20 @@ func newKeyset(policy Policy, keys []*Key, lo int, opts Options) (keyset, error)
 
 // admit reports whether the keys may be used now.
 func (s *keyset) admit() error {
+	if s.opts.Check == nil && !s.m.dead.Load() {
+		return nil // inlined
+	}
+	return s.ask()
+}
+
+func (s *keyset) ask() error {
 	if s.m.dead.Load() {
 		return ErrWiped
 	}
-	if s.opts.Check != nil {
-		return s.opts.Check()
+	if s.opts.Check == nil {
+		return nil
 	}
-	return nil
+	return s.opts.Check()
 }
 
 // flag indexes keyset.encoded.

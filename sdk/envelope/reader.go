@@ -37,9 +37,10 @@ type openTurn struct {
 	count int    // segments
 	last  bool   // the last of them is the stream's last
 	at    int    // segment to be handed out next
+	good  int    // segments that are open and authentic
+	plain []byte // the last of them
+	err   error  // what comes after the good ones; nil: more turns
 	nonce segmentNonce
-	good  int   // segments that are authentic
-	err   error // what comes after the good ones; nil: more turns
 	ready chan struct{}
 }
 
@@ -125,7 +126,7 @@ func (o *Opener) start(h *Header, r io.Reader, bound Context) (*openedStream, er
 // Append does where the start of the stream tells; r's own errors are returned
 // as they are. A bound context that differs is told by the first Read.
 //
-// Unless there is one worker, the Reader reads up to Workers MiB ahead.
+// A Reader reads ahead: up to 512 KiB for each worker, and 256 KiB if there is one.
 func (o *Opener) NewReader(ctx context.Context, r io.Reader, bound Context, opts StreamOptions) (*Reader, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -162,11 +163,14 @@ func (r *Reader) Read(p []byte) (int, error) {
 		return 0, nil
 	}
 	if len(r.plain) == 0 {
-		if err := r.advance(); err != nil {
+		if err := r.advance(p); err != nil {
 			return 0, err
 		}
 	}
-	n := copy(p, r.plain)
+	n := min(len(p), len(r.plain))
+	if &p[0] != &r.plain[0] {
+		copy(p, r.plain)
+	}
 	r.plain = r.plain[n:]
 	return n, nil
 }
@@ -176,7 +180,7 @@ func (r *Reader) WriteTo(w io.Writer) (int64, error) {
 	var total int64
 	for {
 		if len(r.plain) == 0 {
-			if err := r.advance(); err == io.EOF {
+			if err := r.advance(nil); err == io.EOF {
 				return total, nil
 			} else if err != nil {
 				return total, err
@@ -196,8 +200,9 @@ func (r *Reader) WriteTo(w io.Writer) (int64, error) {
 	}
 }
 
-// advance makes the next segment that has plaintext available, or fails.
-func (r *Reader) advance() error {
+// advance makes the next segment that has plaintext available, or fails. If
+// the caller's goroutine opens it, and p has room for any, it lies in p.
+func (r *Reader) advance(p []byte) error {
 	for r.err == nil && len(r.plain) == 0 {
 		if err := r.ctx.Err(); err != nil {
 			return r.fail(err)
@@ -206,11 +211,27 @@ func (r *Reader) advance() error {
 		if err := r.o.admit(); err != nil {
 			return r.fail(err)
 		}
-		switch t := r.turn; {
+		t := r.turn
+		if t != nil && r.workers == 1 && t.at == t.good && t.good < t.count {
+			dst := t.sealed(t.at)
+			if len(p) >= segmentPlain {
+				dst = p
+			}
+			if t.openNext(r.s, dst) {
+				if err := r.o.admit(); err != nil {
+					clear(t.plain)
+					return r.fail(err)
+				}
+			}
+		}
+		switch {
 		case t == nil:
 			r.turn = r.nextTurn()
 		case t.at < t.good:
-			r.plain = t.plain(t.at)
+			if r.plain = t.plain; r.workers > 1 {
+				sealed := t.sealed(t.at)
+				r.plain = sealed[:len(sealed)-tagSize]
+			}
 			t.at++
 		case t.err != nil:
 			return r.fail(t.err)
@@ -242,13 +263,14 @@ func (r *Reader) nextTurn() *openTurn {
 
 // read reads a turn and has it opened.
 func (r *Reader) read() {
-	size := turnSegments(r.turns, r.workers) * segmentSize
+	segments := turnSegments(r.turns, r.workers)
+	size := segments * segmentSize
 	r.turns++
 	buf := r.spare
 	r.spare = nil
-	if len(buf) < size+1 {
-		clear(buf)
-		buf = make([]byte, size+1) // one more, to see whether there is more
+	if len(buf) <= size {
+		freeBuffer(buf)
+		buf = newBuffer(segments)
 	}
 	t := &openTurn{buf: buf, first: r.next, ready: make(chan struct{})}
 	from := streamHeaderSize
@@ -276,44 +298,46 @@ func (r *Reader) read() {
 	r.ended = t.err != nil
 	r.next += uint64(t.count)
 	r.busy = append(r.busy, t)
-	if r.workers == 1 {
-		t.open(r.s)
-	} else {
+	if r.workers > 1 {
 		go t.open(r.s)
+	} else {
+		close(t.ready) // advance opens it
 	}
 }
 
 // open opens the turn's segments in place, up to the first that fails.
 func (t *openTurn) open(s *openedStream) {
 	defer close(t.ready)
-	for i := range t.count {
-		lo, hi := t.bounds(i)
-		_, err := s.cipher.open(&t.nonce, t.buf[lo:hi], t.buf[lo:hi], t.first+uint64(i), t.last && i == t.count-1)
-		if err == nil && t.first == 0 && i == 0 {
-			err = s.contextErr
-		}
-		if err != nil {
-			t.err = err
-			clear(t.buf[lo:hi])
-			return
-		}
-		t.good++
+	for t.good < t.count && t.openNext(s, t.sealed(t.good)) {
 	}
 }
 
-// bounds returns where segment i lies.
-func (t *openTurn) bounds(i int) (lo, hi int) {
-	lo, hi = i*segmentSize, min((i+1)*segmentSize, t.n)
+// openNext opens the segment that follows the good ones into dst, which may be
+// that segment itself.
+func (t *openTurn) openNext(s *openedStream, dst []byte) bool {
+	number := t.first + uint64(t.good)
+	plain, err := s.cipher.open(&t.nonce, dst, t.sealed(t.good), number, t.last && t.good == t.count-1)
+	if err == nil && number == 0 {
+		err = s.contextErr
+	}
+	if err != nil {
+		clear(plain)
+		t.err = err
+		t.count = t.good
+		return false
+	}
+	t.plain = plain
+	t.good++
+	return true
+}
+
+// sealed returns the bytes of segment i.
+func (t *openTurn) sealed(i int) []byte {
+	lo, hi := i*segmentSize, min((i+1)*segmentSize, t.n)
 	if t.first == 0 && i == 0 {
 		lo = streamHeaderSize
 	}
-	return lo, hi
-}
-
-// plain returns the plaintext of segment i, which is good.
-func (t *openTurn) plain(i int) []byte {
-	lo, hi := t.bounds(i)
-	return t.buf[lo : hi-tagSize]
+	return t.buf[lo:hi]
 }
 
 // Close wipes what was opened and not yet read; it does not close the reader
@@ -330,12 +354,12 @@ func (r *Reader) fail(err error) error {
 	r.err = err
 	for _, t := range r.busy {
 		<-t.ready
-		clear(t.buf)
+		freeBuffer(t.buf)
 	}
 	if r.turn != nil {
-		clear(r.turn.buf)
+		freeBuffer(r.turn.buf)
 	}
-	clear(r.spare)
+	freeBuffer(r.spare)
 	r.turn, r.busy, r.spare, r.plain = nil, nil, nil, nil
 	return err
 }

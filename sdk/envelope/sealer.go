@@ -36,6 +36,8 @@ type prefix struct {
 	bytes [xaesPrefixSize]byte
 	aead  cipher.AEAD
 	used  atomic.Int64
+	// front is what a blob without context begins with: header and prefix.
+	front []byte
 }
 
 // NewSealer makes a sealer under one key. The key is not used after the call
@@ -100,74 +102,69 @@ func (s *Sealer) Append(dst, plaintext []byte, bound Context) ([]byte, error) {
 	if s.policy == Any {
 		return s.appendAny(dst, plaintext, bound)
 	}
-	p, err := s.take(len(plaintext))
-	if err != nil {
-		return dst, err
-	}
-	h := s.encoded[OneShot][flag(!bound.IsZero())]
-	blob, l := sealOneShot(dst, plaintext, bound, h, &p.bytes, p.aead)
-	if l.tag != nil {
-		if err := s.m.tag((*[contextTagSize]byte)(l.tag), OneShot, l.nonce, bound); err != nil {
+	p := s.current.Load()
+	if cost := prefixCost(len(plaintext)); p == nil || p.used.Add(cost) > prefixBudget {
+		var err error
+		if p, err = s.replace(p, cost); err != nil {
 			return dst, err
 		}
+	}
+	if bound.IsZero() {
+		dst = slices.Grow(dst, len(p.front)+gcmNonceSize+len(plaintext)+tagSize)
+		// The AEAD comes first: it alone minds where plaintext lies.
+		blob := p.aead.Seal(dst[:len(dst)+len(p.front)], nil, plaintext, s.encoded[OneShot][0].hash[:])
+		copy(blob[len(dst):], p.front)
+		return blob, nil
+	}
+	h := s.encoded[OneShot][1]
+	blob := sealOneShot(dst, plaintext, h, contextTagSize, &p.bytes, p.aead)
+	tag, nonce := tagAndNonce(blob[len(dst)+len(h.raw):])
+	if err := s.m.tag(tag, OneShot, nonce, bound); err != nil {
+		return dst, err
 	}
 	return blob, nil
 }
 
-// layout is where a one-shot blob's parts lie that are not yet filled in.
-type layout struct {
-	tag   []byte // nil without context
-	nonce []byte
-}
-
-// sealOneShot appends a blob to dst, all but its context tag.
-func sealOneShot(dst, plaintext []byte, bound Context, h *encodedHeader, pre *[xaesPrefixSize]byte, aead cipher.AEAD) ([]byte, layout) {
+// sealOneShot appends a blob to dst, in which it leaves a gap for a context tag.
+func sealOneShot(dst, plaintext []byte, h *encodedHeader, gap int, pre *[xaesPrefixSize]byte, aead cipher.AEAD) []byte {
 	start := len(dst)
-	body := start + len(h.raw)
-	if !bound.IsZero() {
-		body += contextTagSize
-	}
-	dst = slices.Grow(dst, body-start+xaesNonceSize+len(plaintext)+tagSize)
-	// The AEAD comes first: it alone minds where plaintext lies.
+	body := start + len(h.raw) + gap
+	dst = slices.Grow(dst, len(h.raw)+gap+xaesNonceSize+len(plaintext)+tagSize)
 	blob := aead.Seal(dst[:body+xaesPrefixSize], nil, plaintext, h.hash[:])
 	copy(blob[start:], h.raw)
 	copy(blob[body:], pre[:])
-	l := layout{nonce: blob[body : body+xaesNonceSize]}
-	if !bound.IsZero() {
-		l.tag = blob[body-contextTagSize : body]
-	}
-	return blob, l
+	return blob
 }
 
-// take returns the prefix to seal n bytes under, and counts them.
-func (s *Sealer) take(n int) (*prefix, error) {
-	cost := 1 + int64(n>>costShift)
-	for {
-		p := s.current.Load()
-		if p != nil && p.used.Add(cost) <= prefixBudget {
-			return p, nil
-		}
-		if err := s.replace(p); err != nil {
-			return nil, err
-		}
-	}
+// tagAndNonce returns where the context tag and the nonce lie in a one-shot
+// blob behind its header.
+func tagAndNonce(b []byte) (tag *[contextTagSize]byte, nonce []byte) {
+	return (*[contextTagSize]byte)(b), b[contextTagSize:][:xaesNonceSize]
 }
 
-// replace draws a new prefix, unless another goroutine did so since old was
-// loaded.
-func (s *Sealer) replace(old *prefix) error {
+func prefixCost(n int) int64 { return 1 + int64(n>>costShift) }
+
+// replace draws a new prefix for what costs cost, unless another goroutine did
+// so since old was loaded.
+func (s *Sealer) replace(old *prefix, cost int64) (*prefix, error) {
 	s.renew.Lock()
 	defer s.renew.Unlock()
-	if s.current.Load() != old {
-		return nil
+	if p := s.current.Load(); p != nil && p != old && p.used.Add(cost) <= prefixBudget {
+		return p, nil
 	}
 	p := new(prefix)
 	rand.Read(p.bytes[:]) // never fails
-	return s.m.use(func() (err error) {
+	p.front = append(slices.Clip(s.encoded[OneShot][0].raw), p.bytes[:]...)
+	p.used.Store(cost)
+	err := s.m.use(func() (err error) {
 		p.aead, err = newXAES(&s.m.keys.payload[OneShot], &p.bytes)
 		if err == nil {
 			s.current.Store(p)
 		}
 		return err
 	})
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"io"
 	"runtime"
+	"sync"
 )
 
 // The framing of streams is that of Tink's AES-GCM-HKDF streaming AEAD with a
@@ -21,7 +22,7 @@ const (
 	streamPrefixSize = 7
 	streamHeaderSize = 1 + streamNonceSize
 	maxSegments      = 1<<32 - 1
-	maxTurnSegments  = 16 // 1 MiB
+	maxTurnSegments  = 8 // 512 KiB
 	maxWorkers       = 8
 )
 
@@ -30,7 +31,7 @@ type StreamOptions struct {
 	// Workers is how many goroutines may seal or open beside the caller's,
 	// which does all reading and writing. 1 means none: the caller's goroutine
 	// does it all. 0 means one for each CPU, and 8 at most. A stream takes up to
-	// Workers+1 MiB of memory.
+	// (Workers+2)/2 MiB of memory.
 	Workers int
 }
 
@@ -43,7 +44,9 @@ func (o StreamOptions) workers() int {
 }
 
 // turnSegments is how many segments the i-th turn of a stream has: few at
-// first, so that short streams take little memory.
+// first, so that short streams take little memory. With one worker there are
+// few always: what one goroutine does after the other should find its data in
+// the cache.
 func turnSegments(i uint64, workers int) int {
 	switch {
 	case i == 0:
@@ -52,6 +55,28 @@ func turnSegments(i uint64, workers int) int {
 		return 4
 	}
 	return maxTurnSegments
+}
+
+// turnBuffers keeps the memory of long turns, wiped, for the next stream.
+var turnBuffers = sync.Pool{New: func() any { return new([turnBufferSize]byte) }}
+
+// A turn is read together with one byte that follows it.
+const turnBufferSize = maxTurnSegments*segmentSize + 1
+
+// newBuffer returns memory for a turn of n segments.
+func newBuffer(n int) []byte {
+	if n == maxTurnSegments {
+		return turnBuffers.Get().(*[turnBufferSize]byte)[:]
+	}
+	return make([]byte, n*segmentSize+1)
+}
+
+// freeBuffer wipes b, which nobody uses any more.
+func freeBuffer(b []byte) {
+	clear(b)
+	if len(b) == turnBufferSize {
+		turnBuffers.Put((*[turnBufferSize]byte)(b))
+	}
 }
 
 // segmentCipher seals and opens the segments of one stream. It is safe for

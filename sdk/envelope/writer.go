@@ -7,7 +7,7 @@ import (
 )
 
 // Writer seals a stream. What is written to it is sealed in segments, and
-// passed on in pieces of at most 1 MiB; Close completes the stream. It is used
+// passed on in pieces of at most 512 KiB; Close completes the stream. It is used
 // by one goroutine at a time.
 //
 // Only Close writes the end without which a stream does not open. After any
@@ -35,12 +35,15 @@ type Writer struct {
 // each of segmentSize bytes, in which the plaintext leaves room for the tag.
 type sealTurn struct {
 	buf   []byte
+	size  int    // segments it has room for
 	first uint64 // number of its first segment
 	at    int    // segment being filled, within the turn
 	off   int    // where in it the next byte goes
 	last  bool   // the segment being filled is the stream's last
-	nonce segmentNonce
-	ready chan struct{}
+	// sealed is how many segments are.
+	sealed int
+	nonce  segmentNonce
+	ready  chan struct{}
 }
 
 // NewWriter begins a stream that is written to w. When ctx ends, the stream is
@@ -94,14 +97,15 @@ func (s *Sealer) NewWriter(ctx context.Context, w io.Writer, bound Context, opts
 
 // begin makes the turn that starts with the given segment.
 func (w *Writer) begin(first uint64) {
-	size := turnSegments(w.turns, w.workers) * segmentSize
+	n := turnSegments(w.turns, w.workers)
 	buf := w.spare
 	w.spare = nil
-	if len(buf) < size {
-		buf = make([]byte, size)
+	if len(buf) < n*segmentSize {
+		freeBuffer(buf)
+		buf = newBuffer(n)
 	}
 	w.turns++
-	w.turn = &sealTurn{buf: buf[:size], first: first, ready: make(chan struct{})}
+	w.turn = &sealTurn{buf: buf, size: n, first: first, ready: make(chan struct{})}
 }
 
 // room returns where the next plaintext goes in the segment being filled.
@@ -112,7 +116,7 @@ func (t *sealTurn) room() []byte {
 // extend goes on to the next segment, which there must be plaintext for. It
 // reports false if the turn has no more.
 func (t *sealTurn) extend() bool {
-	if (t.at+1)*segmentSize == len(t.buf) {
+	if t.at+1 == t.size {
 		return false
 	}
 	t.at++
@@ -120,19 +124,18 @@ func (t *sealTurn) extend() bool {
 	return true
 }
 
-// seal seals the turn's segments, and returns it as it goes out.
+// seal seals the segments that are not sealed yet, up to the one being filled.
 func (t *sealTurn) seal(c *segmentCipher) {
-	for i := 0; i <= t.at; i++ {
-		lo, hi := i*segmentSize, i*segmentSize+segmentPlain
-		if i == t.at {
+	for ; t.sealed <= t.at; t.sealed++ {
+		lo, hi := t.sealed*segmentSize, t.sealed*segmentSize+segmentPlain
+		if t.sealed == t.at {
 			hi = lo + t.off
 		}
-		if t.first == 0 && i == 0 {
+		if t.first == 0 && t.sealed == 0 {
 			lo += streamHeaderSize
 		}
-		c.seal(&t.nonce, t.buf[lo:hi], t.first+uint64(i), t.last && i == t.at)
+		c.seal(&t.nonce, t.buf[lo:hi], t.first+uint64(t.sealed), t.last && t.sealed == t.at)
 	}
-	close(t.ready)
 }
 
 // bytes is the turn as it goes out, once sealed.
@@ -148,6 +151,9 @@ func (w *Writer) Write(p []byte) (int, error) {
 		room := w.turn.room()
 		if len(room) == 0 {
 			// Full, and not the last, for there is more.
+			if w.workers == 1 {
+				w.turn.seal(w.cipher) // while it is in the cache
+			}
 			if !w.turn.extend() {
 				if err := w.flush(); err != nil {
 					return n, err
@@ -231,7 +237,10 @@ func (w *Writer) flush() error {
 			w.busy = append(w.busy[:0], w.busy[1:]...)
 		}
 		w.busy = append(w.busy, t)
-		go t.seal(w.cipher)
+		go func() {
+			defer close(t.ready)
+			t.seal(w.cipher)
+		}()
 	}
 	w.turn = nil
 	if oldest != nil {
@@ -254,6 +263,7 @@ func (w *Writer) emit(t *sealTurn) error {
 	if err := w.write(t.bytes()); err != nil {
 		return err
 	}
+	freeBuffer(w.spare)
 	w.spare = t.buf
 	return nil
 }
@@ -302,6 +312,7 @@ func (w *Writer) Close() error {
 	if err := w.emit(t); err != nil {
 		return err
 	}
+	freeBuffer(w.spare)
 	w.turn, w.spare, w.done = nil, nil, true
 	return nil
 }
@@ -323,11 +334,13 @@ func (w *Writer) Abort(cause error) {
 func (w *Writer) fail(err error) error {
 	w.err = err
 	if w.turn != nil {
-		clear(w.turn.buf)
+		freeBuffer(w.turn.buf)
 	}
 	for _, t := range w.busy {
 		<-t.ready
+		freeBuffer(t.buf)
 	}
+	freeBuffer(w.spare)
 	w.turn, w.busy, w.spare, w.head = nil, nil, nil, nil
 	return err
 }
