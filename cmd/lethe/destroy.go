@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -57,8 +58,8 @@ type destroyFlags struct {
 	yes        bool
 }
 
-// destroyResult is what destroy reports. What stands under "stages" and from
-// "handle" on is null if the receipt could not be checked.
+// destroyResult is what destroy reports. Stages and statement are null if keyd
+// did not answer when it was asked for the keys to check the receipt with.
 type destroyResult struct {
 	recordResult
 	AlreadyDestroyed bool          `json:"already_destroyed"`
@@ -171,7 +172,7 @@ func (a *app) confirmDestroy(ctx context.Context, client *sdk.Client, d *destroy
 	return errNotConfirmed
 }
 
-var errNotConfirmed = fmt.Errorf("not confirmed: nothing was destroyed")
+var errNotConfirmed = errors.New("not confirmed: nothing was destroyed")
 
 // check verifies a receipt with the keys that keyd names. It tells nothing new
 // to who trusts keyd, but finds out a receipt that nobody could verify. Without

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -47,6 +48,7 @@ var exits = []exit{
 	{code: exitBadEvidence, name: "INVALID_EVIDENCE", means: "a receipt or a checkpoint does not verify against the pinned keys"},
 	{code: 129, name: "INTERRUPTED", means: "stopped by SIGHUP"},
 	{code: 130, name: "INTERRUPTED", means: "stopped by SIGINT"},
+	{code: exitBrokenPipe, name: "BROKEN_PIPE", means: "whoever read the output went away"},
 	{code: 143, name: "INTERRUPTED", means: "stopped by SIGTERM"},
 }
 
@@ -56,7 +58,8 @@ const (
 	exitUnavailable = 16
 	exitBadEvidence = 30
 	// A signal's exit code is this and its number.
-	exitSignal = 128
+	exitSignal     = 128
+	exitBrokenPipe = exitSignal + 13
 )
 
 // usageError is a command line that asks for nothing that can be done. It
@@ -86,6 +89,8 @@ func exitOf(err error) exit {
 		return exitWithCode(exitInvalid)
 	case errors.As(err, &evidence):
 		return exitWithCode(exitBadEvidence)
+	case errors.Is(err, syscall.EPIPE):
+		return exitWithCode(exitBrokenPipe)
 	}
 	outcome := sdk.OutcomeOf(err)
 	if errors.Is(err, envelope.ErrTooLarge) {

@@ -27,7 +27,7 @@ func (i *input) Read(p []byte) (int, error) {
 // Close closes a file; the standard input stays open.
 func (i *input) Close() error { return i.close() }
 
-// open opens the one file that args name; none, or "-", is the standard input.
+// openInput opens the one file that args name; none, or "-", is the standard input.
 func (a *app) openInput(args []string) (*input, error) {
 	if len(args) == 0 || args[0] == "-" {
 		i := &input{r: a.in, size: -1, close: func() error { return nil }}
@@ -45,6 +45,14 @@ func (a *app) openInput(args []string) (*input, error) {
 		return nil, fmt.Errorf("%s is a directory", args[0])
 	}
 	return &input{r: f, size: remaining(f), close: f.Close}, nil
+}
+
+// openSealed is openInput for a blob, which nobody types.
+func (a *app) openSealed(args []string) (*input, error) {
+	if len(args) == 0 && a.isTerminal(a.in) {
+		return nil, usagef("name a FILE, or pipe a blob in")
+	}
+	return a.openInput(args)
 }
 
 // remaining is how much of a regular file is left to read, and otherwise -1.

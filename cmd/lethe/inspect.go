@@ -42,10 +42,7 @@ type inspection struct {
 }
 
 func (a *app) inspect(args []string) error {
-	if len(args) == 0 && a.isTerminal(a.in) {
-		return usagef("name a FILE, or pipe a blob in")
-	}
-	in, err := a.openInput(args)
+	in, err := a.openSealed(args)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,11 @@ import (
 // exitOnSignal ends the process at the first SIGINT, SIGTERM or SIGHUP, and
 // leaves no incomplete file. It does not wait for the command, which may be
 // stuck in reading from a pipe or writing to one.
-func (a *app) exitOnSignal() {
+//
+// A reader of the output that goes away is an error like others, not a signal:
+// what the command has begun is then undone in the ordinary way.
+func (a *app) exitOnSignal(inJSON bool) {
+	signal.Ignore(syscall.SIGPIPE)
 	signals := make(chan os.Signal, 1)
 	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
 		if !signal.Ignored(s) { // as SIGHUP is under nohup
@@ -21,7 +25,7 @@ func (a *app) exitOnSignal() {
 		s := <-signals
 		a.files.abandon()
 		e := exitWithCode(exitSignal + int(s.(syscall.Signal)))
-		if a.json {
+		if inJSON {
 			_ = encodeJSON(a.err, failure{failureBody{e.name, e.code, e.means, map[string]string{}}})
 		} else {
 			fmt.Fprintln(a.err, "\nlethe: "+e.means)

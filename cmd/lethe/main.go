@@ -13,6 +13,6 @@ var version = "0.1.0-dev"
 func main() {
 	forbidCoreDumps()
 	a := newApp(os.Stdin, os.Stdout, os.Stderr)
-	a.exitOnSignal()
+	a.exitOnSignal(wantsJSON(os.Args[1:]))
 	os.Exit(a.run(context.Background(), os.Args[1:]))
 }

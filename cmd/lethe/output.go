@@ -98,6 +98,9 @@ func (a *app) fail(err error, command string) {
 		_ = encodeJSON(a.err, failure{failureBody{e.name, e.code, err.Error(), metadataOf(err)}})
 		return
 	}
+	if e.code == exitBrokenPipe {
+		return // as is the custom in pipelines
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "lethe: %v\n", err)
 	for _, key := range []string{"hold", "generation"} {

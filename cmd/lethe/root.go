@@ -63,19 +63,17 @@ func (a *app) run(ctx context.Context, args []string) int {
 	if !a.began && !errors.As(err, &usage) {
 		err = &usageError{err.Error()}
 	}
-	// Parsing may have stopped before it came to --json.
-	before, _, _ := cutArgs(args)
-	a.json = a.json || slices.Contains(before, "--json")
+	a.json = a.json || wantsJSON(args) // parsing may have stopped before it
 	a.fail(err, cmd.CommandPath())
 	return exitOf(err).code
 }
 
-// cutArgs cuts args around "--".
-func cutArgs(args []string) (before, after []string, found bool) {
+// wantsJSON reports whether args ask for JSON, whether or not they parse.
+func wantsJSON(args []string) bool {
 	if i := slices.Index(args, "--"); i >= 0 {
-		return args[:i], args[i+1:], true
+		args = args[:i]
 	}
-	return args, nil, false
+	return slices.Contains(args, "--json") || slices.Contains(args, "--json=true")
 }
 
 func (a *app) rootCommand() *cobra.Command {
@@ -162,6 +160,7 @@ func noSuchCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
+	cmd.SuggestionsMinimumDistance = 2
 	if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
 		return usagef("no such command; perhaps %s?", strings.Join(s, " or "))
 	}

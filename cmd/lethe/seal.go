@@ -240,7 +240,7 @@ func (a *app) open(ctx context.Context, d *dataFlags, args []string) error {
 	if err != nil {
 		return err
 	}
-	in, err := a.openInput(args)
+	in, err := a.openSealed(args)
 	if err != nil {
 		return err
 	}
