@@ -80,8 +80,8 @@ func (s *keyset) ask() error {
 	return s.opts.Check()
 }
 
-// flag indexes keyset.encoded.
-func flag(bound bool) int {
+// boundIndex indexes keyset.encoded.
+func boundIndex(bound bool) int {
 	if bound {
 		return 1
 	}

@@ -74,7 +74,7 @@ func (o *Opener) start(h *Header, r io.Reader, bound Context) (*openedStream, er
 		if h.Commitment != o.header.Commitment {
 			return nil, ErrCorrupt
 		}
-		enc = o.encoded[Stream][flag(h.Bound)]
+		enc = o.encoded[Stream][boundIndex(h.Bound)]
 	}
 
 	buf := make([]byte, contextTagSize+streamHeaderSize)

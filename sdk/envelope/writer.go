@@ -73,7 +73,7 @@ func (s *Sealer) NewWriter(ctx context.Context, w io.Writer, bound Context, opts
 			newContextMAC(&keys.context[Stream]).tag(&tag, nonce[:], bound)
 		}
 	} else {
-		h = s.encoded[Stream][flag(!bound.IsZero())]
+		h = s.encoded[Stream][boundIndex(!bound.IsZero())]
 		err = s.m.use(func() (err error) {
 			sw.cipher, err = newSegmentCipher(&s.m.keys.payload[Stream], &nonce, &h.hash)
 			return err
