@@ -232,7 +232,7 @@ func (c *Client) admit(l *lease, began uint64) (again bool, err error) {
 	} else {
 		c.registry.admit(l)
 	}
-	c.lookBy(l.deadline())
+	c.watchOver(l)
 	return false, nil
 }
 
@@ -247,7 +247,7 @@ func (c *Client) acquire(l *lease) error {
 	}
 	l.streams++
 	c.registry.hold(l)
-	c.lookBy(l.deadline())
+	c.watchOver(l)
 	return nil
 }
 

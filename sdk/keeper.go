@@ -2,6 +2,8 @@ package sdk
 
 import (
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	keydv1 "lethe/proto/keyd/v1"
@@ -30,9 +32,7 @@ func (c *Client) keep() {
 		}
 		due, wait, idle := c.look()
 		c.mu.Unlock()
-		for len(due) > 0 {
-			batch := due[:min(len(due), renewBatch)]
-			due = due[len(batch):]
+		for _, batch := range batches(due) {
 			c.work.Go(func() { c.renew(batch) })
 		}
 		if idle {
@@ -54,6 +54,22 @@ func (c *Client) keep() {
 			return
 		}
 	}
+}
+
+// batches groups leases so that each group shares a call. A call is for one
+// tenant: what one tenant is refused must not keep another's keys from being
+// renewed.
+func batches(due []*lease) (all [][]*lease) {
+	slices.SortFunc(due, func(a, b *lease) int { return strings.Compare(a.key.tenant, b.key.tenant) })
+	for len(due) > 0 {
+		n := 1
+		for n < len(due) && n < renewBatch && due[n].key.tenant == due[0].key.tenant {
+			n++
+		}
+		all = append(all, due[:n])
+		due = due[n:]
+	}
+	return all
 }
 
 // look drops what is over and returns what is due for renewal, and for how
@@ -84,7 +100,7 @@ func (c *Client) look() (due []*lease, wait time.Duration, idle bool) {
 			// For one that is cold now, or whose renewal fails.
 			l.renewAt = boot + max((time.Duration(l.bootEnd.Load())-boot)/2, lookGap)
 		}
-		next = min(next, l.deadline())
+		next = min(next, l.deadline(wall, boot))
 	})
 	if n == 0 {
 		c.nextLook = never
@@ -96,7 +112,7 @@ func (c *Client) look() (due []*lease, wait time.Duration, idle bool) {
 }
 
 // deadline returns the boot time at which the keeper must look at l again.
-func (l *lease) deadline() time.Duration {
+func (l *lease) deadline(wall int64, boot time.Duration) time.Duration {
 	at := time.Duration(l.bootEnd.Load())
 	if l.place >= 0 && !l.renewing {
 		at = min(at, l.renewAt)
@@ -104,15 +120,15 @@ func (l *lease) deadline() time.Duration {
 	if l.mapped && l.sealEnd != never {
 		// The wall clock's distance from the boot clock may change; then the
 		// look comes late, and checkSeal is what keeps the boundary.
-		wall, boot := l.clock.Now()
-		at = min(at, boot+time.Duration(l.sealEnd-wall.UnixNano()))
+		at = min(at, boot+time.Duration(l.sealEnd-wall))
 	}
 	return at
 }
 
-// lookBy makes the keeper look no later than at. Client.mu is held.
-func (c *Client) lookBy(at time.Duration) {
-	if at < c.nextLook {
+// watchOver makes the keeper look at l in time. Client.mu is held.
+func (c *Client) watchOver(l *lease) {
+	wall, boot := c.clock.Now()
+	if at := l.deadline(wall.UnixNano(), boot); at < c.nextLook {
 		c.nextLook = at
 		select {
 		case c.wake <- struct{}{}:
@@ -128,14 +144,12 @@ func renewalTime(boot, d time.Duration) time.Duration {
 	return boot + d/2 + time.Duration(rand.Int64N(int64(d/4)+1))
 }
 
-// renewal returns the query that renews l. A stream may go on sealing into the
-// bucket that it began in, under the key that it began with, for as long as
-// keyd still leases that key.
-//
-// Client.mu is held.
-func (l *lease) renewal() *leaseKey {
+// renewal returns what to ask for to renew l. A stream may go on sealing into
+// the bucket that it began in, under the key that it began with, for as long as
+// keyd still leases that key. Client.mu is held.
+func (l *lease) renewal(wall int64) *leaseKey {
 	k := l.key
-	if k.purpose == keydv1.Purpose_PURPOSE_SEAL && (l.bucketOver || !l.mapped && !l.once) {
+	if k.purpose == keydv1.Purpose_PURPOSE_SEAL && (l.bucketOver || wall >= l.sealEnd) {
 		k.purpose, k.id, k.classNumber, k.bucket = keydv1.Purpose_PURPOSE_OPEN, l.id, l.classNumber, l.bucket
 	}
 	return &k
@@ -145,18 +159,26 @@ func (l *lease) renewal() *leaseKey {
 func (c *Client) renew(batch []*lease) {
 	keys := make([]*leaseKey, len(batch))
 	req := &keydv1.GetBlobKeysRequest{}
+	wall, boot := c.clock.Now()
 	c.mu.Lock()
 	began := c.dead.seq
 	for i, l := range batch {
-		keys[i] = l.renewal()
+		keys[i] = l.renewal(wall.UnixNano())
 		req.Queries = append(req.Queries, keys[i].query())
 	}
 	c.mu.Unlock()
-	wall, boot := c.clock.Now()
 	results, err := c.ask(c.ctx, req)
+	if err == ErrClosed {
+		return
+	}
 	if err != nil {
 		c.log.Warn("renewing leases failed", "leases", len(batch), "outcome", words(OutcomeOf(err)))
 		results = make([]*keydv1.BlobKeyResult, len(batch))
+		if len(batch) > 1 {
+			// It need not be every lease that was refused; each goes on to its
+			// end, and whoever uses it then learns the answer.
+			err = unavailable("a call for several leases failed")
+		}
 	}
 	for i, l := range batch {
 		c.renewed(l, keys[i], results[i], err, began, wall, boot)
@@ -172,7 +194,7 @@ func (c *Client) renewed(l *lease, k *leaseKey, result *keydv1.BlobKeyResult, er
 	c.mu.Lock()
 	l.renewing = false
 	defer c.mu.Unlock()
-	defer func() { c.lookBy(l.deadline()) }()
+	defer c.watchOver(l)
 	switch {
 	case err != nil:
 		// What only the asking to open was refused goes on to the end of its lease.
@@ -202,7 +224,7 @@ func (c *Client) renewed(l *lease, k *leaseKey, result *keydv1.BlobKeyResult, er
 			return
 		}
 		c.registry.admit(fresh)
-		c.lookBy(fresh.deadline())
+		c.watchOver(fresh)
 	}
 }
 
