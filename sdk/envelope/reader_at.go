@@ -30,6 +30,7 @@ var errNegativeOffset = errors.New("envelope: negative offset")
 // size. It authenticates the first and the last segment, so that Size can be
 // relied on. It fails as NewReader and Reader.Read do.
 func (o *Opener) NewReaderAt(r io.ReaderAt, size int64, bound Context) (*ReaderAt, error) {
+	size = max(size, 0)
 	section := io.NewSectionReader(r, 0, size)
 	h, err := ReadHeader(section)
 	if err != nil {
