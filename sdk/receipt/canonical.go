@@ -53,3 +53,122 @@ func isCode(s string, limit int) bool {
 	}
 	return true
 }
+
+// scanner reads JSON in canonical form: no spaces, and strings as appendString
+// writes them. Once something is not as asked for, it fails for good. It is
+// strict enough to find the members of a document; that a document is the one
+// spelling of its content is for the caller to check by encoding it again.
+type scanner struct {
+	rest   []byte
+	failed bool
+}
+
+// literal consumes s.
+func (c *scanner) literal(s string) {
+	if c.failed || len(c.rest) < len(s) || string(c.rest[:len(s)]) != s {
+		c.failed = true
+		return
+	}
+	c.rest = c.rest[len(s):]
+}
+
+// next reports whether b comes next, and consumes it if so.
+func (c *scanner) next(b byte) bool {
+	if c.failed || len(c.rest) == 0 || c.rest[0] != b {
+		return false
+	}
+	c.rest = c.rest[1:]
+	return true
+}
+
+// string consumes a string and returns what it says.
+func (c *scanner) string() string {
+	c.literal(`"`)
+	if c.failed {
+		return ""
+	}
+	for i, b := range c.rest {
+		switch {
+		case b == '"':
+			s := string(c.rest[:i])
+			c.rest = c.rest[i+1:]
+			return s
+		case b == '\\':
+			return c.escapedString(i)
+		case b < 0x20:
+			c.failed = true
+			return ""
+		}
+	}
+	c.failed = true
+	return ""
+}
+
+// object consumes an object, without looking into it more than to find its end,
+// and returns its bytes.
+func (c *scanner) object() []byte {
+	start := c.rest
+	depth := 0
+	for !c.failed {
+		switch {
+		case c.next('{'):
+			depth++
+		case c.next('}'):
+			depth--
+			if depth <= 0 {
+				return start[: len(start)-len(c.rest) : len(start)-len(c.rest)]
+			}
+		case depth == 0 || len(c.rest) == 0:
+			c.failed = true
+		case c.rest[0] == '"':
+			c.string()
+		default:
+			c.rest = c.rest[1:]
+		}
+	}
+	return nil
+}
+
+// escapedString is string from the first escape on, at i.
+func (c *scanner) escapedString(i int) string {
+	s := append([]byte(nil), c.rest[:i]...)
+	c.rest = c.rest[i:]
+	for len(c.rest) > 1 {
+		b := c.rest[0]
+		switch {
+		case b == '"':
+			c.rest = c.rest[1:]
+			return string(s)
+		case b < 0x20:
+			c.failed = true
+			return ""
+		case b != '\\':
+			s = append(s, b)
+			c.rest = c.rest[1:]
+			continue
+		}
+		b, c.rest = c.rest[1], c.rest[2:]
+		switch b {
+		case '"', '\\':
+			s = append(s, b)
+		case 'b':
+			s = append(s, '\b')
+		case 't':
+			s = append(s, '\t')
+		case 'n':
+			s = append(s, '\n')
+		case 'f':
+			s = append(s, '\f')
+		case 'r':
+			s = append(s, '\r')
+		default: // \u00.. of other controls: nothing of ours has any
+			c.failed = true
+			return ""
+		}
+	}
+	if c.next('"') {
+		return string(s)
+	}
+	c.failed = true
+	return ""
+}

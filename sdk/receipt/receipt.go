@@ -3,7 +3,6 @@ package receipt
 import (
 	"bytes"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -73,39 +72,45 @@ func Encode(entries ...Entry) ([]byte, error) {
 }
 
 // Parse reads a receipt WITHOUT verifying it: what it returns proves nothing.
-// It accepts what Encode returns and nothing else. Its errors wrap ErrMalformed.
+// It accepts what Encode returns and nothing else. The statements are parts of
+// receipt. Its errors wrap ErrMalformed.
 func Parse(receipt []byte) ([]Entry, error) {
 	if len(receipt) > MaxReceipt {
 		return nil, fmt.Errorf("%w receipt: larger than %d bytes", ErrMalformed, MaxReceipt)
 	}
-	var doc struct {
-		Format  string `json:"format"`
-		Entries []struct {
-			Proof     string          `json:"proof"`
-			Salt      string          `json:"salt"`
-			Statement json.RawMessage `json:"statement"`
-		} `json:"entries"`
-	}
-	if err := json.Unmarshal(receipt, &doc); err != nil {
-		return nil, fmt.Errorf("%w receipt: not JSON of the right shape", ErrMalformed)
-	}
-	if doc.Format != receiptFormat {
-		return nil, fmt.Errorf("%w receipt: unknown format", ErrMalformed)
-	}
-	if len(doc.Entries) == 0 || len(doc.Entries) > MaxEntries {
-		return nil, fmt.Errorf("%w receipt: %d entries", ErrMalformed, len(doc.Entries))
-	}
-	entries := make([]Entry, len(doc.Entries))
-	for i, d := range doc.Entries {
-		salt, err := base64.StdEncoding.Strict().DecodeString(d.Salt)
-		if err != nil {
-			return nil, fmt.Errorf("entry %d: %w salt", i, ErrMalformed)
+	c := &scanner{rest: receipt}
+	var entries []Entry
+	c.literal(`{"entries":[`)
+	for !c.next(']') {
+		if len(entries) == MaxEntries {
+			return nil, fmt.Errorf("%w receipt: more than %d entries", ErrMalformed, MaxEntries)
 		}
-		proof, err := ParseProof([]byte(d.Proof))
-		if err != nil {
-			return nil, fmt.Errorf("entry %d: %w", i, err)
+		if len(entries) > 0 {
+			c.literal(",")
 		}
-		entries[i] = Entry{Statement: d.Statement, Salt: salt, Proof: *proof}
+		c.literal(`{"proof":`)
+		text := c.string()
+		c.literal(`,"salt":`)
+		salt64 := c.string()
+		c.literal(`,"statement":`)
+		statement := c.object()
+		c.literal("}")
+		if c.failed {
+			return nil, fmt.Errorf("%w receipt: not in canonical form", ErrMalformed)
+		}
+		salt, err := base64.StdEncoding.Strict().DecodeString(salt64)
+		if err != nil {
+			return nil, fmt.Errorf("entry %d: %w salt", len(entries), ErrMalformed)
+		}
+		proof, err := ParseProof([]byte(text))
+		if err != nil {
+			return nil, fmt.Errorf("entry %d: %w", len(entries), err)
+		}
+		entries = append(entries, Entry{Statement: statement, Salt: salt, Proof: *proof})
+	}
+	c.literal(`,"format":"` + receiptFormat + "\"}\n")
+	if c.failed || len(c.rest) > 0 {
+		return nil, fmt.Errorf("%w receipt: not in canonical form, or of unknown format", ErrMalformed)
 	}
 	// Whatever the lines above took too lightly does not survive this.
 	again, err := Encode(entries...)

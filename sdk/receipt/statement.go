@@ -3,7 +3,6 @@ package receipt
 import (
 	"bytes"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -219,7 +218,7 @@ type field struct {
 	name   string
 	absent func(*Statement) bool
 	append func([]byte, *Statement) ([]byte, error)
-	parse  func(json.RawMessage, *Statement) error
+	parse  func(*scanner, *Statement) error
 }
 
 // fields is in the order of the encoding: ascending by name.
@@ -264,8 +263,8 @@ var fields = []field{
 			}
 			return appendString(dst, strconv.FormatUint(*s.Of, 10)), nil
 		},
-		parse: func(raw json.RawMessage, s *Statement) error {
-			n, err := parseUint(raw, "of", 64)
+		parse: func(c *scanner, s *Statement) error {
+			n, err := parseUint(c, "of", 64)
 			s.Of = &n
 			return err
 		},
@@ -285,8 +284,8 @@ var fields = []field{
 		name:   "type",
 		absent: func(*Statement) bool { return false },
 		append: func(dst []byte, _ *Statement) ([]byte, error) { return appendString(dst, statementType), nil },
-		parse: func(raw json.RawMessage, _ *Statement) error {
-			if v, err := parseString(raw, "type"); err != nil || v != statementType {
+		parse: func(c *scanner, _ *Statement) error {
+			if v, err := parseString(c, "type"); err != nil || v != statementType {
 				return errField("type")
 			}
 			return nil
@@ -341,22 +340,31 @@ func ParseStatement(b []byte) (*Statement, error) {
 	if len(b) > MaxStatement {
 		return nil, fmt.Errorf("%w statement: larger than %d bytes", ErrMalformed, MaxStatement)
 	}
-	var members map[string]json.RawMessage
-	if err := json.Unmarshal(b, &members); err != nil {
-		return nil, fmt.Errorf("%w statement: not a JSON object", ErrMalformed)
-	}
 	s := new(Statement)
-	for _, f := range fields {
-		raw, ok := members[f.name]
-		if !ok {
-			continue
+	c := &scanner{rest: b}
+	c.literal("{")
+	for i, left := 0, fields; !c.next('}'); i++ {
+		if i > 0 {
+			c.literal(",")
 		}
-		if err := f.parse(raw, s); err != nil {
+		name := c.string()
+		c.literal(":")
+		// The order is that of fields, so each can only be further on.
+		for len(left) > 0 && left[0].name != name {
+			left = left[1:]
+		}
+		if c.failed || len(left) == 0 {
+			return nil, fmt.Errorf("%w statement: unknown, repeated or misplaced member", ErrMalformed)
+		}
+		if err := left[0].parse(c, s); err != nil {
 			return nil, err
 		}
+		left = left[1:]
 	}
-	// Whatever the lines above took too lightly (spaces, escapes, order,
-	// duplicates, unknown members, an absent type) does not survive this.
+	if len(c.rest) > 0 {
+		return nil, fmt.Errorf("%w statement: trailing bytes", ErrMalformed)
+	}
+	// Whatever the lines above took too lightly does not survive this.
 	again, err := s.Encode()
 	if err != nil {
 		return nil, err
@@ -426,8 +434,8 @@ func text[T ~string](name string, at func(*Statement) *T, valid func(string) boo
 			}
 			return appendString(dst, v), nil
 		},
-		parse: func(raw json.RawMessage, s *Statement) error {
-			v, err := parseString(raw, name)
+		parse: func(c *scanner, s *Statement) error {
+			v, err := parseString(c, name)
 			*at(s) = T(v)
 			return err
 		},
@@ -444,8 +452,8 @@ func octets(name string, at func(*Statement) *[]byte, sizes ...int) field {
 			}
 			return appendString(dst, hex.EncodeToString(*at(s))), nil
 		},
-		parse: func(raw json.RawMessage, s *Statement) error {
-			v, err := parseString(raw, name)
+		parse: func(c *scanner, s *Statement) error {
+			v, err := parseString(c, name)
 			if err != nil {
 				return err
 			}
@@ -467,8 +475,8 @@ func number(name string, at func(*Statement) *int64) field {
 			}
 			return appendString(dst, strconv.FormatInt(*at(s), 10)), nil
 		},
-		parse: func(raw json.RawMessage, s *Statement) error {
-			n, err := parseUint(raw, name, 63)
+		parse: func(c *scanner, s *Statement) error {
+			n, err := parseUint(c, name, 63)
 			*at(s) = int64(n)
 			return err
 		},
@@ -482,8 +490,8 @@ func number32(name string, at func(*Statement) *uint32) field {
 		append: func(dst []byte, s *Statement) ([]byte, error) {
 			return appendString(dst, strconv.FormatUint(uint64(*at(s)), 10)), nil
 		},
-		parse: func(raw json.RawMessage, s *Statement) error {
-			n, err := parseUint(raw, name, 32)
+		parse: func(c *scanner, s *Statement) error {
+			n, err := parseUint(c, name, 32)
 			*at(s) = uint32(n)
 			return err
 		},
@@ -501,8 +509,8 @@ func instant(name string, at func(*Statement) *time.Time) field {
 			}
 			return appendString(dst, t.Format(timeLayout)), nil
 		},
-		parse: func(raw json.RawMessage, s *Statement) error {
-			v, err := parseString(raw, name)
+		parse: func(c *scanner, s *Statement) error {
+			v, err := parseString(c, name)
 			if err != nil {
 				return err
 			}
@@ -537,22 +545,24 @@ func appendClasses(dst []byte, s *Statement) ([]byte, error) {
 	return append(dst, ']'), nil
 }
 
-func parseClasses(raw json.RawMessage, s *Statement) error {
-	var list []struct {
-		Name   json.RawMessage `json:"name"`
-		Number json.RawMessage `json:"number"`
-	}
-	if json.Unmarshal(raw, &list) != nil || len(list) > MaxListed {
-		return errField("classes")
-	}
-	s.Classes = make([]Class, len(list))
-	for i, c := range list {
-		name, err1 := parseString(c.Name, "classes")
-		n, err2 := parseUint(c.Number, "classes", 32)
-		if err := errors.Join(err1, err2); err != nil {
+func parseClasses(c *scanner, s *Statement) error {
+	c.literal("[")
+	for !c.next(']') {
+		if len(s.Classes) == MaxListed {
+			return errField("classes")
+		}
+		if len(s.Classes) > 0 {
+			c.literal(",")
+		}
+		c.literal(`{"name":`)
+		name := c.string()
+		c.literal(`,"number":`)
+		n, err := parseUint(c, "classes", 32)
+		if err != nil {
 			return err
 		}
-		s.Classes[i] = Class{Name: name, Number: uint32(n)}
+		c.literal("}")
+		s.Classes = append(s.Classes, Class{Name: name, Number: uint32(n)})
 	}
 	return nil
 }
@@ -595,44 +605,47 @@ func appendDeadKeys(dst []byte, s *Statement) ([]byte, error) {
 	return append(dst, ']'), nil
 }
 
-func parseDeadKeys(raw json.RawMessage, s *Statement) error {
-	var list []struct {
-		ClassNumber json.RawMessage `json:"class_number"`
-		Generation  json.RawMessage `json:"generation"`
-		KeyID       json.RawMessage `json:"key_id"`
-	}
-	if json.Unmarshal(raw, &list) != nil || len(list) > MaxListed {
-		return errField("dead_keys")
-	}
-	s.DeadKeys = make([]DeadKey, len(list))
-	for i, k := range list {
-		class, err1 := parseUint(k.ClassNumber, "dead_keys", 32)
-		generation, err2 := parseUint(k.Generation, "dead_keys", 32)
-		id, err3 := parseString(k.KeyID, "dead_keys")
-		if err := errors.Join(err1, err2, err3); err != nil {
+func parseDeadKeys(c *scanner, s *Statement) error {
+	c.literal("[")
+	for !c.next(']') {
+		if len(s.DeadKeys) == MaxListed {
+			return errField("dead_keys")
+		}
+		if len(s.DeadKeys) > 0 {
+			c.literal(",")
+		}
+		c.literal(`{"class_number":`)
+		class, err1 := parseUint(c, "dead_keys", 32)
+		c.literal(`,"generation":`)
+		generation, err2 := parseUint(c, "dead_keys", 32)
+		c.literal(`,"key_id":`)
+		id := c.string()
+		c.literal("}")
+		if err := errors.Join(err1, err2); err != nil {
 			return err
 		}
-		if len(id) != 32 {
+		if c.failed || len(id) != 32 {
 			return errField("dead_keys")
 		}
-		s.DeadKeys[i] = DeadKey{ClassNumber: uint32(class), Generation: uint32(generation)}
-		if _, err := hex.Decode(s.DeadKeys[i].KeyID[:], []byte(id)); err != nil {
+		k := DeadKey{ClassNumber: uint32(class), Generation: uint32(generation)}
+		if _, err := hex.Decode(k.KeyID[:], []byte(id)); err != nil {
 			return errField("dead_keys")
 		}
+		s.DeadKeys = append(s.DeadKeys, k)
 	}
 	return nil
 }
 
-func parseString(raw json.RawMessage, name string) (string, error) {
-	var v *string
-	if json.Unmarshal(raw, &v) != nil || v == nil {
+func parseString(c *scanner, name string) (string, error) {
+	v := c.string()
+	if c.failed {
 		return "", errField(name)
 	}
-	return *v, nil
+	return v, nil
 }
 
-func parseUint(raw json.RawMessage, name string, bits int) (uint64, error) {
-	v, err := parseString(raw, name)
+func parseUint(c *scanner, name string, bits int) (uint64, error) {
+	v, err := parseString(c, name)
 	if err != nil {
 		return 0, err
 	}

@@ -244,7 +244,8 @@ func TestForks(t *testing.T) {
 			wantErr(t, "Initialise", k.Initialise(t.Context()), ledger.ErrForked)
 			wantErr(t, "Rebuild", k.Rebuild(t.Context()), ledger.ErrForked)
 			wantErr(t, "WaitFor", k.WaitFor(t.Context(), 1), ledger.ErrForked)
-			wantErr(t, "Run", k.Run(forkedRun(t, k)), ledger.ErrForked)
+			k.Notify()
+			wantErr(t, "Run", k.Run(t.Context()), ledger.ErrForked)
 			wantErr(t, "Err", k.Err(), ledger.ErrForked)
 		})
 	}
@@ -255,11 +256,6 @@ func TestForks(t *testing.T) {
 	wantErr(t, "Check with another origin", keeperOf(t, s, m, other).Check(t.Context()), ledger.ErrForked)
 	wantErr(t, "Check with another key", keeperOf(t, s, m, signer(t, 9)).Check(t.Context()), ledger.ErrForked)
 	must(t, "Check with the next key", keeperOf(t, s, m, signer(t, 9), signer(t, 1).VerifierKey()).Check(t.Context()))
-}
-
-func forkedRun(t *testing.T, k *ledger.Keeper) context.Context {
-	k.Notify()
-	return t.Context()
 }
 
 // TestForkedWriters has two keyds, each with a store of its own since a point in
@@ -391,8 +387,6 @@ func TestAnchorRolledBackWhileRunning(t *testing.T) {
 	wantErr(t, "Check", k.Check(t.Context()), ledger.ErrAnchorDamaged)
 	remove(2)
 	wantErr(t, "Check", k.Check(t.Context()), ledger.ErrAnchorMissing)
-	s2 := s.clone()
-	s2.restore(newStore(t).backup())
 
 	// Put on what is gone.
 	s, m, k = initialised(t)
@@ -620,5 +614,20 @@ func TestNewKeeperNeedsItsParts(t *testing.T) {
 		if _, err := ledger.NewKeeper(o); err == nil {
 			t.Errorf("%+v was accepted", o)
 		}
+	}
+}
+
+// forgetful acknowledges what it does not keep.
+type forgetful struct{ *anchortest.Memory }
+
+func (forgetful) Put(context.Context, ledger.Object) error { return nil }
+
+func TestAnchorForgets(t *testing.T) {
+	s, m, _ := initialised(t)
+	s.add(1)
+	k := newKeeper(t, s, forgetful{m})
+	wantErr(t, "Check", k.Check(t.Context()), ledger.ErrAnchorDamaged)
+	if k.Anchored() != 2 {
+		t.Fatalf("anchored %d", k.Anchored())
 	}
 }
