@@ -108,17 +108,18 @@ func (c *scanner) string() string {
 // and returns its bytes.
 func (c *scanner) object() []byte {
 	start := c.rest
-	depth := 0
+	c.literal("{")
+	depth := 1
 	for !c.failed {
 		switch {
 		case c.next('{'):
 			depth++
 		case c.next('}'):
-			depth--
-			if depth <= 0 {
-				return start[: len(start)-len(c.rest) : len(start)-len(c.rest)]
+			if depth--; depth == 0 {
+				n := len(start) - len(c.rest)
+				return start[:n:n]
 			}
-		case depth == 0 || len(c.rest) == 0:
+		case len(c.rest) == 0:
 			c.failed = true
 		case c.rest[0] == '"':
 			c.string()
