@@ -94,15 +94,16 @@ func metadataOf(err error) map[string]string {
 // fail tells why the command failed.
 func (a *app) fail(err error, command string) {
 	e := exitOf(err)
+	message := strings.TrimPrefix(err.Error(), "envelope: ") // a package's name, which tells users nothing
 	if a.json {
-		_ = encodeJSON(a.err, failure{failureBody{e.name, e.code, err.Error(), metadataOf(err)}})
+		_ = encodeJSON(a.err, failure{failureBody{e.name, e.code, message, metadataOf(err)}})
 		return
 	}
 	if e.code == exitBrokenPipe {
 		return // as is the custom in pipelines
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "lethe: %v\n", err)
+	fmt.Fprintf(&b, "lethe: %s\n", message)
 	for _, key := range []string{"hold", "generation"} {
 		if v := metadataOf(err)[key]; v != "" {
 			fmt.Fprintf(&b, "  %s: %s\n", key, v)

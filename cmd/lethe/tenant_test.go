@@ -1,0 +1,115 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestTenantsAndClasses(t *testing.T) {
+	c := newCLI(t)
+	v := c.object("", "tenant", "create", "beta", "--class", "memory:12h:10s", "--class", "trace", "--class", "log::0s")
+	want := "[map[bucket_width_s:43200 lease_ms:10000 name:memory number:1 retention_s:<nil>] " +
+		"map[bucket_width_s:2.592e+06 lease_ms:60000 name:trace number:2 retention_s:<nil>] " +
+		"map[bucket_width_s:2.592e+06 lease_ms:0 name:log number:3 retention_s:<nil>]]"
+	if got := fmt.Sprint(v["classes"]); got != want || v["tenant"] != "beta" {
+		t.Errorf("created: %v", v)
+	}
+	if out := c.ok("", "tenant", "list"); out != "acme\nbeta\n" {
+		t.Errorf("the tenants are %q", out)
+	}
+	if v := c.object("", "tenant", "list"); fmt.Sprint(v["tenants"]) != "[acme beta]" {
+		t.Errorf("the tenants are %v", v)
+	}
+
+	// What is not named stays, or for a new class is the default.
+	policy := func(args ...string) string {
+		t.Helper()
+		class := c.object("", append([]string{"class", "put", "--tenant", "beta"}, args...)...)["class"].(map[string]any)
+		return fmt.Sprint(class["bucket_width_s"], " ", class["lease_ms"])
+	}
+	for _, x := range [][]string{
+		{"43200 5000", "memory", "--lease", "5s"},
+		{"86400 5000", "memory", "--width", "1d"},
+		{"3600 0", "memory", "--width", "1h", "--lease", "0s"},
+		{"3600 0", "memory"},
+		{"2.592e+06 60000", "fresh"},
+		{"3600 60000", "other", "--width", "1h"},
+	} {
+		if got := policy(x[1:]...); got != x[0] {
+			t.Errorf("class put %s: %s, want %s", strings.Join(x[1:], " "), got, x[0])
+		}
+	}
+	out := c.ok("", "class", "list", "--tenant", "beta")
+	for _, line := range []string{"CLASS   NUMBER  BUCKET  LEASE  RETENTION", "memory  1       1h      0s     for ever", "trace   2       30d     1m     for ever"} {
+		if !strings.Contains(out, line+"\n") {
+			t.Errorf("no line %q in:\n%s", line, out)
+		}
+	}
+	for _, spec := range []string{"", "Memory", "a:b", "a:1d:x", "a:-1h", "a:1h:1m:1s", "a:1m", "a:400d", "a:1d:2h"} {
+		c.fails(2, "", "tenant", "create", "gamma", "--class", spec)
+	}
+	c.fails(2, "", "tenant", "create", "gamma", "--class", "a", "--class", "a")
+	c.fails(2, "", "tenant", "create")
+	c.fails(2, "", "tenant", "create", "Gamma")
+	c.fails(14, "", "class", "list", "--tenant", "gamma")
+}
+
+func TestManyTenants(t *testing.T) {
+	c := newCLI(t)
+	for i := range 12 {
+		c.ok("", "tenant", "create", fmt.Sprintf("t%02d", i), "--class", "a")
+	}
+	if got := strings.Fields(c.ok("", "tenant", "list")); len(got) != 13 || got[0] != "acme" || got[12] != "t11" {
+		t.Errorf("the tenants are %v", got)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	c := newCLI(t)
+	v := c.object("", "status")
+	names := []string{}
+	for _, component := range v["components"].([]any) {
+		component := component.(map[string]any)
+		names = append(names, component["name"].(string))
+		if component["healthy"] != true {
+			t.Errorf("not healthy: %v", component)
+		}
+	}
+	if v["development"] != true || v["ledger_size"] != "6" || v["anchored_size"] != "6" || v["epoch"] != float64(1) || len(names) < 3 {
+		t.Errorf("the status is %v", v)
+	}
+	out := c.ok("", "status")
+	for _, want := range append(names, "COMPONENT", "healthy", "6 entries, 6 of them anchored", "development") {
+		if !strings.Contains(out, want) {
+			t.Errorf("it does not say %q:\n%s", want, out)
+		}
+	}
+}
+
+func TestDurations(t *testing.T) {
+	for s, d := range map[string]time.Duration{
+		"30d": 30 * day, "0s": 0, "1m": time.Minute, "12h": 12 * time.Hour, "1h30m": 90 * time.Minute,
+		"90s": 90 * time.Second, "1ms": time.Millisecond, "0d": 0, "366d": 366 * day, "48h": 2 * day, "106751d": 106751 * day,
+	} {
+		got, err := parseDuration(s)
+		if err != nil || got != d {
+			t.Errorf("%s is %v, %v", s, got, err)
+		}
+		again, err := parseDuration(formatDuration(got))
+		if err != nil || again != got {
+			t.Errorf("%s is written as %s, which is %v, %v", s, formatDuration(got), again, err)
+		}
+	}
+	for _, s := range []string{"", "d", "1", "-1d", "1.5d", "-1h", "1x", "99999999999d", "106752d", "4294967296d", "1d12h"} {
+		if d, err := parseDuration(s); err == nil {
+			t.Errorf("%q is %v", s, d)
+		}
+	}
+	for d, s := range map[time.Duration]string{30 * day: "30d", time.Minute: "1m", time.Hour: "1h", 90 * time.Minute: "1h30m", 10 * time.Second: "10s", 0: "0s", 70 * time.Minute: "1h10m", 100 * time.Second: "1m40s"} {
+		if got := formatDuration(d); got != s {
+			t.Errorf("%v is written as %s", d, got)
+		}
+	}
+}
