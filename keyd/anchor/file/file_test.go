@@ -298,7 +298,7 @@ const childEnv = "LETHE_TEST_ANCHOR_DIR"
 // TestKill kills a writer at odd moments: whatever it acknowledged is there, the
 // walk has no gap, and the next writer goes on.
 func TestKill(t *testing.T) {
-	const limit = 4000
+	const limit = 1500
 	if dir := os.Getenv(childEnv); dir != "" {
 		killedWriter(t, dir, limit)
 		return
@@ -306,7 +306,7 @@ func TestKill(t *testing.T) {
 	h := sameHistory(t, limit)
 	p := newPlace(t)
 	var acknowledged uint64
-	for cycle := range 15 {
+	for cycle := range 10 {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")
 		cmd.Env = append(os.Environ(), childEnv+"="+string(p))
 		out, err := cmd.StdoutPipe()
