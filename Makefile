@@ -7,7 +7,7 @@ CHECKED := $(shell $(GO) list ./... | grep -v /proto/keyd/)
 .PHONY: build demo test deps vet staticcheck unit e2e vectors fuzz gen gen-check proto-check lint bench clean
 
 build: ## keyd and lethe into bin/
-	$(GO) build -trimpath -o bin/ ./cmd/keyd ./cmd/lethe
+	$(GO) build -o bin/ ./cmd/keyd ./cmd/lethe
 
 demo: build ## the main job, on real input, in a temporary directory
 	$(GO) run ./cmd/e2e demo --bin bin

@@ -53,7 +53,7 @@ func (p *parts) open(o options, log *slog.Logger) error {
 	fresh := !exists
 	if fresh {
 		for _, dir := range []string{filepath.Dir(o.kmsFile), filepath.Dir(o.anchor), filepath.Dir(o.store), filepath.Dir(o.auditLog)} {
-			if err := os.MkdirAll(dir, 0o700); err != nil {
+			if err := makeDirs(dir); err != nil {
 				return err
 			}
 		}
@@ -105,6 +105,33 @@ func openKMS(o options, fresh bool) (*local.KMS, error) {
 		}
 	}
 	return local.Open(k)
+}
+
+// makeDirs makes dir and its missing parents, durably: a key store whose
+// directory's name a loss of power takes away would be made anew.
+func makeDirs(dir string) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	switch err := os.Mkdir(dir, 0o700); {
+	case errors.Is(err, fs.ErrExist):
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		if err := makeDirs(filepath.Dir(dir)); err != nil {
+			return err
+		}
+		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	case err != nil:
+		return err
+	}
+	parent, err := os.Open(filepath.Dir(dir))
+	if err != nil {
+		return err
+	}
+	return errors.Join(parent.Sync(), parent.Close())
 }
 
 // apart refuses a KMS file or an anchor inside the store's directory: they
