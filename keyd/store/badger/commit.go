@@ -12,8 +12,8 @@ import (
 )
 
 // Update implements keys.Store. fn runs on the store's committer, one at a time
-// for the whole store: it must be brief, and must not call Update, DropRange or
-// Close of the same store. A panic of fn continues in the caller of Update.
+// for the whole store: it must be brief, and must not call the same store's
+// methods, which may wait for it. A panic of fn continues in the caller of Update.
 // After Update has returned, fn does not run.
 //
 // When ctx ends first the error wraps ctx.Err(); if fn has not run by then,

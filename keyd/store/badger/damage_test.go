@@ -111,6 +111,24 @@ func rewrite(t *testing.T, name string, change func([]byte) []byte) {
 	}
 }
 
+// rot flips a byte of a file in place, as the open store's maps see it.
+func rot(t *testing.T, name string, at int) {
+	t.Helper()
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, 1)
+	if _, err := f.ReadAt(b, int64(at)); err != nil {
+		t.Fatal(err)
+	}
+	b[0] ^= 0xff
+	if _, err := f.WriteAt(b, int64(at)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func flip(at int) func([]byte) []byte {
 	return func(b []byte) []byte { b[(at+len(b))%len(b)] ^= 0xff; return b }
 }

@@ -69,7 +69,7 @@ func (d *directory) syncIfChanged() error {
 	return d.settle()
 }
 
-// settle closes the files to others and syncs the directory.
+// settle closes the files to others, adds up the tables and syncs the directory.
 func (d *directory) settle() error {
 	fi, err := d.lock.Stat()
 	if err != nil {
@@ -80,10 +80,14 @@ func (d *directory) settle() error {
 	if err != nil {
 		return err
 	}
+	var tables uint64
 	for _, e := range entries {
 		info, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // compacted away
+		}
+		if err == nil && filepath.Ext(e.Name()) == ".sst" {
+			tables += uint64(info.Size())
 		}
 		if err == nil && info.Mode().Perm()&0o077 != 0 {
 			err = os.Chmod(filepath.Join(d.path, e.Name()), info.Mode().Perm()&^0o077)
@@ -96,5 +100,6 @@ func (d *directory) settle() error {
 		return err
 	}
 	d.sync = dirSync{fi.ModTime(), now}
+	d.tableBytes.Store(tables)
 	return nil
 }

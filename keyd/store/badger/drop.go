@@ -62,12 +62,8 @@ func (s *Store) mayDrop(ctx context.Context) error {
 		return errClosed
 	}
 	// Rewriting takes room before it makes room; half of what is kept free.
-	free, err := s.stat(s.dir.path)
-	if err != nil {
-		return fmt.Errorf("%w: free space is not known: %w", keys.ErrUnavailable, err)
-	}
-	if free < s.minFree/2 {
-		return fmt.Errorf("%w: %d MiB free, a drop needs %d", keys.ErrFull, free>>20, s.minFree/2>>20)
+	if err := s.freeFor(s.least() / 2); err != nil {
+		return err
 	}
 	return s.fds.room()
 }

@@ -13,12 +13,14 @@ import (
 )
 
 // Free space, in bytes. Badger writes through memory maps of sparse files, and
-// a full disk ends the process (SIGBUS), so updates stop well before: what must
-// stay free covers the log and the memtables being flushed, and what compaction
-// writes before it removes its inputs.
+// a full disk ends the process (SIGBUS), so updates stop well before. What must
+// stay free is MinFree, for the log and the memtables being flushed, and besides
+// what compactions write before they remove their inputs: as much as the tables
+// hold, up to compactionRoom (174 MiB were seen under the heaviest load).
 const (
 	DefaultMinFree = 256 << 20
 	LeastMinFree   = 8 * memTableSize
+	compactionRoom = 512 << 20
 )
 
 func minFree(asked uint64) uint64 {
@@ -28,27 +30,39 @@ func minFree(asked uint64) uint64 {
 	return max(asked, LeastMinFree)
 }
 
+// least returns what must stay free.
+func (s *Store) least() uint64 {
+	return s.minFree + min(s.dir.tableBytes.Load(), compactionRoom)
+}
+
 // Free returns the bytes free on the store's file system and the bound below
 // which updates that write fail with keys.ErrFull. A caller that wants to keep
 // room for some kinds of update stops the others earlier.
-func (s *Store) Free() (free, min uint64) {
+func (s *Store) Free() (free, least uint64) {
 	free, err := s.stat(s.dir.path)
 	if err != nil {
-		return 0, s.minFree
+		return 0, s.least()
 	}
-	return free, s.minFree
+	return free, s.least()
 }
 
 // room fails if writing n bytes would leave too little.
 func (s *Store) room(n int64) error {
+	if err := s.freeFor(s.least() + uint64(n)); err != nil {
+		return err
+	}
+	return s.fds.room()
+}
+
+func (s *Store) freeFor(need uint64) error {
 	free, err := s.stat(s.dir.path)
 	if err != nil {
 		return fmt.Errorf("%w: free space is not known: %w", keys.ErrUnavailable, err)
 	}
-	if need := s.minFree + uint64(n); free < need {
+	if free < need {
 		return fmt.Errorf("%w: %d MiB free, %d needed", keys.ErrFull, free>>20, need>>20)
 	}
-	return s.fds.room()
+	return nil
 }
 
 // freeBytes returns what an unprivileged process may still write. A file system

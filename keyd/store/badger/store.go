@@ -55,6 +55,9 @@ const (
 
 const (
 	memTableSize = 16 << 20
+	// tableSize weighs file descriptors (one a table) against how long a drop,
+	// which rewrites the tables that a slice touches, holds everybody up.
+	tableSize = 8 << 20
 	// maxStale bounds how long a reader goes on with the snapshot before a
 	// commit under way. Leases are issued from reads, and a destruction states
 	// when the last of them ends, counting from its own run: however long the
@@ -149,16 +152,17 @@ func badgerOptions(dir string, l badger.Logger) badger.Options {
 		WithMemTableSize(memTableSize).
 		WithNumMemtables(2).
 		WithNumCompactors(2).
-		WithBaseTableSize(8 << 20). // fewer files
+		WithBaseTableSize(tableSize).
 		WithNumLevelZeroTables(4).
-		WithNumLevelZeroTablesStall(8).
+		WithNumLevelZeroTablesStall(6).
 		WithBlockCacheSize(0).
 		WithIndexCacheSize(0).
 		WithValueThreshold(1 << 20).
 		WithValueLogFileSize(2 << 20).
 		WithChecksumVerificationMode(options.NoVerification). // see rowValue
 		WithLogger(l)
-	o.BypassLockGuard = true // directory holds the lock
+	o.TableSizeMultiplier = 1 // a compaction's need of room does not grow with the store
+	o.BypassLockGuard = true  // directory holds the lock
 	o.ExternalMagicVersion = layoutVersion
 	return o
 }
@@ -207,7 +211,7 @@ func (s *Store) Check(ctx context.Context) error {
 	if s.queue.isClosed() {
 		return errClosed
 	}
-	return s.room(0)
+	return s.room(s.maxBytes)
 }
 
 // Close implements keys.Store: it waits for the updates, views, backups and
@@ -256,7 +260,9 @@ func ended(err error) error { return fmt.Errorf("store: %w", err) }
 type directory struct {
 	path string
 	lock *os.File
-	sync dirSync
+	sync dirSync // the committer's
+	// tableBytes is the size of the tables when the directory last changed.
+	tableBytes atomic.Uint64
 }
 
 func openDirectory(path string, create bool) (*directory, error) {
