@@ -9,8 +9,8 @@ import (
 // Store is a transactional key-value store. Transactions are strictly
 // serializable with respect to point reads; scans do not conflict, so whatever
 // a decision depends on lives in a row that the deciding transaction gets and
-// every change puts. Keys are 1 to 256 bytes, values at most 1 MiB. A Store is
-// safe for concurrent use.
+// every change puts. Keys are 1 to 256 bytes, values at most 1023 KiB. A Store
+// is safe for concurrent use.
 type Store interface {
 	// View runs fn on a snapshot that holds every commit acknowledged before
 	// View was called. It returns fn's error as it is.
