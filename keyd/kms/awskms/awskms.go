@@ -345,7 +345,7 @@ func (k *KMS) Unwrap(ctx context.Context, rootID string, wrapped []byte, ec keys
 
 // Create makes a key, names it by an alias and waits until AWS describes it as
 // enabled. When it fails after the key was made, it tries to schedule the key's
-// deletion; one that remains is found by its tags and used by nobody.
+// deletion while ctx lasts; one that remains is found by its tags and used by nobody.
 func (k *KMS) Create(ctx context.Context, epoch uint32) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", unavailable("CreateKey", err)
@@ -434,8 +434,6 @@ func (k *KMS) settle(ctx context.Context, fn func() error) error {
 
 // abandon schedules the deletion of a key that Create made and does not return.
 func (k *KMS) abandon(ctx context.Context, rootID string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), k.o.AttemptTimeout)
-	defer cancel()
 	// What fails here has failed above as well, and Create reports that.
 	_, _ = k.client.ScheduleKeyDeletion(ctx, &kms.ScheduleKeyDeletionInput{
 		KeyId: &rootID, PendingWindowInDays: aws.Int32(int32(k.o.WaitingDays)),

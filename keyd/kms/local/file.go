@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,21 +19,27 @@ import (
 
 // stamp tells one version of the file from the next.
 type stamp struct {
-	dev, ino uint64
-	size     int64
-	modified unix.Timespec
+	dev, ino       uint64
+	size, modified int64
 }
 
 func stampOf(path string) (stamp, error) {
-	var st unix.Stat_t
-	if err := unix.Lstat(path, &st); err != nil {
-		return stamp{}, &fs.PathError{Op: "lstat", Path: path, Err: err}
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return stamp{}, err
 	}
-	return newStamp(&st), nil
+	return newStamp(fi), nil
 }
 
-func newStamp(st *unix.Stat_t) stamp {
-	return stamp{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, modified: st.Mtim}
+func newStamp(fi fs.FileInfo) stamp {
+	st := fi.Sys().(*syscall.Stat_t) // what os gives on every Unix
+	return stamp{dev: uint64(st.Dev), ino: uint64(st.Ino), size: fi.Size(), modified: fi.ModTime().UnixNano()}
+}
+
+// trusted tells whether a file belongs to this user or root.
+func trusted(fi fs.FileInfo) bool {
+	uid := fi.Sys().(*syscall.Stat_t).Uid
+	return uid == 0 || int(uid) == os.Geteuid()
 }
 
 // safeDir returns path without symbolic links, having checked every directory
@@ -47,20 +54,20 @@ func safeDir(path string) (string, error) {
 	cur := "/"
 	rest := strings.Split(abs, "/")
 	for links := 0; ; {
-		var st unix.Stat_t
-		if err := unix.Lstat(cur, &st); err != nil {
-			return "", &fs.PathError{Op: "lstat", Path: cur, Err: err}
+		fi, err := os.Lstat(cur)
+		if err != nil {
+			return "", err
 		}
 		for len(rest) > 0 && (rest[0] == "" || rest[0] == ".") {
 			rest = rest[1:]
 		}
 		last := len(rest) == 0
 		switch {
-		case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		case !fi.IsDir():
 			return "", &fs.PathError{Op: "open", Path: cur, Err: unix.ENOTDIR}
-		case !trusted(st.Uid):
+		case !trusted(fi):
 			return "", fmt.Errorf("%w: directory %s belongs to another user", ErrUnsafe, cur)
-		case st.Mode&0o022 != 0 && (last || st.Mode&unix.S_ISVTX == 0):
+		case fi.Mode().Perm()&0o022 != 0 && (last || fi.Mode()&fs.ModeSticky == 0):
 			return "", fmt.Errorf("%w: directory %s is writable by others", ErrUnsafe, cur)
 		}
 		if last {
@@ -73,17 +80,17 @@ func safeDir(path string) (string, error) {
 			continue
 		}
 		next := filepath.Join(cur, name)
-		if err := unix.Lstat(next, &st); err != nil {
-			return "", &fs.PathError{Op: "lstat", Path: next, Err: err}
+		if fi, err = os.Lstat(next); err != nil {
+			return "", err
 		}
-		if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		if fi.Mode().Type() != fs.ModeSymlink {
 			cur = next
 			continue
 		}
 		if links++; links > 40 {
 			return "", &fs.PathError{Op: "open", Path: path, Err: unix.ELOOP}
 		}
-		if !trusted(st.Uid) {
+		if !trusted(fi) {
 			return "", fmt.Errorf("%w: link %s belongs to another user", ErrUnsafe, next)
 		}
 		target, err := os.Readlink(next)
@@ -97,8 +104,6 @@ func safeDir(path string) (string, error) {
 	}
 }
 
-func trusted(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
-
 // openPrivate opens a regular file that only this user can read. It follows no
 // link and does not wait for a pipe.
 func openPrivate(path string, flag int) (*os.File, error) {
@@ -109,15 +114,15 @@ func openPrivate(path string, flag int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	var st unix.Stat_t
-	if err = unix.Fstat(int(f.Fd()), &st); err == nil {
+	fi, err := f.Stat()
+	if err == nil {
 		switch {
-		case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		case !fi.Mode().IsRegular():
 			err = fmt.Errorf("%w: %s is not a regular file", ErrUnsafe, path)
-		case !trusted(st.Uid):
+		case !trusted(fi):
 			err = fmt.Errorf("%w: %s belongs to another user", ErrUnsafe, path)
-		case st.Mode&0o077 != 0:
-			err = fmt.Errorf("%w: %s is open to others: its mode is %#o, not 0600", ErrUnsafe, path, st.Mode&0o777)
+		case fi.Mode().Perm()&0o077 != 0:
+			err = fmt.Errorf("%w: %s is open to others: its mode is %#o, not 0600", ErrUnsafe, path, fi.Mode().Perm())
 		}
 	}
 	if err != nil {
@@ -163,9 +168,9 @@ func readVersion(path string) (version, error) {
 		return version{}, err
 	}
 	v := version{file: f}
-	var st unix.Stat_t
-	if err = unix.Fstat(int(f.Fd()), &st); err == nil {
-		v.stamp = newStamp(&st)
+	fi, err := f.Stat()
+	if err == nil {
+		v.stamp = newStamp(fi)
 		v.data, err = readAll(f, maxFile)
 	}
 	if err != nil {
@@ -203,9 +208,9 @@ func replace(path string, data []byte) (version, error) {
 	if err == nil {
 		err = f.Sync()
 	}
-	var st unix.Stat_t
+	var fi fs.FileInfo
 	if err == nil {
-		err = unix.Fstat(int(f.Fd()), &st)
+		fi, err = f.Stat()
 	}
 	if err == nil {
 		err = os.Rename(temp, path)
@@ -224,7 +229,7 @@ func replace(path string, data []byte) (version, error) {
 	if old != nil {
 		overwrite(old)
 	}
-	return version{file: f, stamp: newStamp(&st), data: data}, nil
+	return version{file: f, stamp: newStamp(fi), data: data}, nil
 }
 
 // removeTemp removes what a crash left of a replace.
@@ -251,11 +256,11 @@ func removeTemp(path string) error {
 //
 // It must come after the new file is durable.
 func overwrite(f *os.File) {
-	var st unix.Stat_t
-	if unix.Fstat(int(f.Fd()), &st) != nil || st.Nlink != 0 || st.Mode&unix.S_IFMT != unix.S_IFREG {
+	fi, err := f.Stat()
+	if err != nil || !fi.Mode().IsRegular() || fi.Sys().(*syscall.Stat_t).Nlink != 0 {
 		return
 	}
-	if _, err := f.WriteAt(make([]byte, min(st.Size, maxFile)), 0); err == nil {
+	if _, err := f.WriteAt(make([]byte, min(fi.Size(), maxFile)), 0); err == nil {
 		_ = f.Sync()
 	}
 }

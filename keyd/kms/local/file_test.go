@@ -224,20 +224,35 @@ func TestUnsafePermissions(t *testing.T) {
 			}
 		})
 	}
-	t.Run("another owner", func(t *testing.T) {
-		if trusted(uint32(os.Geteuid()) + 4242) {
-			t.Fatal("a stranger is trusted")
+	if os.Geteuid() == 0 { // only root can give a file away
+		for name, path := range map[string]func(o Options, dir string) string{
+			"root file of another user":       func(o Options, _ string) string { return o.Path },
+			"keyfile of another user":         func(o Options, _ string) string { return o.Keyfile },
+			"directory of another user":       func(_ Options, dir string) string { return dir },
+			"directory above of another user": func(_ Options, dir string) string { return filepath.Dir(dir) },
+		} {
+			t.Run(name, func(t *testing.T) {
+				o, dir := setup(t)
+				if err := os.Chown(path(o, dir), 4242, 4242); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := open(o, cheap); !errors.Is(err, ErrUnsafe) {
+					t.Fatalf("Open: %v", err)
+				}
+			})
 		}
-		if os.Geteuid() == 0 { // only root can give a file away
-			o, _ := setup(t)
-			if err := os.Chown(o.Path, 4242, 4242); err != nil {
+		t.Run("link of another user", func(t *testing.T) {
+			o, dir := setup(t)
+			symlink(t, dir)
+			mustOpen(t, o).Close()
+			if err := os.Lchown(dir, 4242, 4242); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := open(o, cheap); !errors.Is(err, ErrUnsafe) {
 				t.Fatalf("Open: %v", err)
 			}
-		}
-	})
+		})
+	}
 	t.Run("fine", func(t *testing.T) {
 		o, dir := setup(t)
 		chmod(t, dir, 0o755)
@@ -317,6 +332,38 @@ func TestFileChangesUnderneath(t *testing.T) {
 	put(newer)
 	if d, err := k.Describe(t.Context(), id); err != nil || d.State != keys.RootPending {
 		t.Fatalf("with the right file back: %+v, %v", d, err)
+	}
+}
+
+// A reader that meets a replacement reads the old version or the new one, and
+// never the zeros that overwrite the old one.
+func TestReadWhileReplaced(t *testing.T) {
+	o, _ := withKeyfile(t)
+	k := mustOpen(t, o)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 60 {
+			if _, err := k.Create(t.Context(), uint32(i)); err != nil {
+				t.Errorf("Create: %v", err)
+				return
+			}
+		}
+	}()
+	for n := 0; ; n++ {
+		v, err := readRoots(k.path)
+		if err != nil {
+			t.Fatalf("read %d: %v", n, err)
+		}
+		v.file.Close()
+		if _, _, err := parseFile(v.data); err != nil {
+			t.Fatalf("read %d: %v", n, err)
+		}
+		select {
+		case <-done:
+			return
+		default:
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"reflect"
 	"testing"
@@ -241,6 +242,26 @@ func TestDestroyDueRemovesTheKey(t *testing.T) {
 	}
 	if bytes.Contains(plain(), key) {
 		t.Fatal("the file still holds the key of a destroyed root")
+	}
+	if r := k.cur.find(id); r.key != [keySize]byte{} || r.aead != nil {
+		t.Fatal("memory still holds the key of a destroyed root")
+	}
+}
+
+// Associated data tells every root and context from every other.
+func TestWrapADIsInjective(t *testing.T) {
+	seen := map[string]string{}
+	for _, rootID := range []string{"r", "r1", "", "r\x00\x00\x00\x01t"} {
+		for _, tenant := range []string{"", "t", "1", "1t", "t\x00\x00\x00\x01"} {
+			for _, epoch := range []uint32{0, 1, 256} {
+				what := fmt.Sprintf("%q %q %d", rootID, tenant, epoch)
+				ad := string(wrapAD(rootID, keys.EncryptionContext{Tenant: tenant, Epoch: epoch}))
+				if other, ok := seen[ad]; ok {
+					t.Errorf("%s and %s have the same associated data", what, other)
+				}
+				seen[ad] = what
+			}
+		}
 	}
 }
 
