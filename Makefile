@@ -31,6 +31,7 @@ e2e: build ## the real binaries: kill -9, faults, syncs, leftovers
 
 vectors: ## a second implementation, in Python, opens the vectors of SPEC.md
 	/usr/bin/python3 proto/vectors/check.py
+	/usr/bin/python3 proto/vectors/receipts/check.py
 
 FUZZTIME ?= 30s
 fuzz: ## every fuzz target for FUZZTIME

@@ -37,8 +37,8 @@ func (k *Keys) VerifierKeys() []string { return []string{k.signer.VerifierKey()}
 // Checkpoint is the newest checkpoint that the anchor covers.
 func (k *Keys) Checkpoint(ctx context.Context) ([]byte, error) {
 	var out []byte
+	size := k.keeper.Anchored() // before the snapshot, which then holds as much
 	err := k.store.View(ctx, func(r Reader) error {
-		size := k.keeper.Anchored()
 		root, err := ledger.RootAt(r, size)
 		if err != nil {
 			return err
