@@ -122,7 +122,8 @@ func (o *Opener) start(h *Header, r io.Reader, bound Context) (*openedStream, er
 }
 
 // NewReader reads the start of a stream from r and makes a reader of its
-// plaintext. When ctx ends, the reader fails with its error. NewReader fails as
+// plaintext. When ctx ends, the reader fails with its error, though not while
+// it waits for r. NewReader fails as
 // Append does where the start of the stream tells; r's own errors are returned
 // as they are. A bound context that differs is told by the first Read.
 //

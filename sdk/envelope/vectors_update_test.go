@@ -2,7 +2,9 @@ package envelope
 
 import (
 	"bytes"
+	"crypto/cipher"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -330,6 +332,8 @@ func (g *generator) refusals() {
 	from("corrupt", strAny, "stream, ANY, wrapped key of another", nil, xor(anyEnd-1, 1))
 	given("corrupt", single, "commitment to one key, payload under another", g.splitCommitment(single))
 
+	given("corrupt", any3, "ANY, commitment to one content key, another wrapped for the first", g.splitWrap(any3))
+
 	// One-shot, steps 11 to 13.
 	from("truncated", single, "header alone", nil, keep(one))
 	from("truncated", single, "header and 39 bytes", nil, keep(one+39))
@@ -413,6 +417,38 @@ func (g *generator) splitCommitment(base string) []byte {
 	s := sealer(g.t, Single, v.Expect.keys(), Options{})
 	rand.Read(s.m.keys.payload[OneShot][:])
 	return must[[]byte](g.t)(s.Append(nil, pattern(10), Context{}))
+}
+
+// splitWrap makes an ANY blob that would open to one plaintext for the first
+// recipient and to another for the others: its header commits to one content
+// key, and for the first recipient it holds another, and the payload to it.
+func (g *generator) splitWrap(base string) []byte {
+	v := g.made[base]
+	s := sealer(g.t, Any, v.Expect.keys(), Options{})
+	var committed, content secretKey
+	copy(committed[:], g.bytes(KeySize))
+	copy(content[:], g.bytes(KeySize))
+	var first, second contentKeys
+	if err := errors.Join(first.derive(committed[:]), second.derive(content[:])); err != nil {
+		g.t.Fatal(err)
+	}
+	h := s.header
+	h.Form, h.Commitment = OneShot, first.commit
+	h.Wrapped = make([][WrappedKeySize]byte, len(h.Recipients))
+	data := newWrapData(&h)
+	for i := range h.Wrapped {
+		k := committed
+		if i == 0 {
+			k = content
+		}
+		pre := (*[xaesPrefixSize]byte)(h.Wrapped[i][:])
+		copy(pre[:], g.bytes(xaesPrefixSize))
+		aead := must[cipher.AEAD](g.t)(newXAES(&s.m.wrap[i].key, pre))
+		aead.Seal(h.Wrapped[i][:xaesPrefixSize], nil, k[:], data.at(i))
+	}
+	pre := [xaesPrefixSize]byte(g.bytes(xaesPrefixSize))
+	aead := must[cipher.AEAD](g.t)(newXAES(&second.payload[OneShot], &pre))
+	return sealOneShot(nil, pattern(37), encode(&h), 0, &pre, aead)
 }
 
 // segments makes a stream of segments of the given plaintext sizes. A negative
