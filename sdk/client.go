@@ -42,7 +42,7 @@ type Client struct {
 	registry *registry
 	dead     *deadSet
 	flights  map[leaseKey]*flight
-	watched  map[string]struct{} // tenants
+	watched  map[string]watched // by tenant
 	watchers []*watcher
 	nextLook time.Duration // boot time at which the keeper looks next; never: not at all
 }
@@ -162,7 +162,7 @@ func newClient(cc *grpc.ClientConn, o *options) *Client {
 		registry: newRegistry(o.entries, o.bytes),
 		dead:     newDeadSet(8192),
 		flights:  make(map[leaseKey]*flight),
-		watched:  make(map[string]struct{}),
+		watched:  make(map[string]watched),
 		nextLook: never,
 	}
 	c.keys = keydv1.NewKeyServiceClient(c.conn)

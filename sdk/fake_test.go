@@ -48,11 +48,14 @@ type fakeKeyd struct {
 	cut      chan struct{} // closed to break the streams
 	mute     bool          // streams say nothing
 	down     bool
+	unsized  bool           // leases do not tell the size of the ledger
 	watching map[string]int // streams by tenant
 	cursors  []uint64       // of the WatchRevocations calls
 	tenants  [][]string     // of the WatchRevocations calls
 	destroys []*keydv1.DestroyKeyRequest
 	failing  []error // what the next calls of DestroyKey return
+	// late, if not nil, holds the streams back until it is closed.
+	late chan struct{}
 
 	// answer, if set, may replace the answer to a GetBlobKeys, or hold it back.
 	answer func(ctx context.Context, req *keydv1.GetBlobKeysRequest, resp *keydv1.GetBlobKeysResponse) (*keydv1.GetBlobKeysResponse, error)
@@ -188,6 +191,10 @@ func (f *fakeKeyd) blobKey(q *keydv1.BlobKeyQuery) (*keydv1.BlobKey, keydv1.Outc
 	if k.outcome != keydv1.Outcome_OUTCOME_UNSPECIFIED {
 		return nil, k.outcome
 	}
+	size := uint64(len(f.log)) + 1
+	if f.unsized {
+		size = 0
+	}
 	sum := sha256.Sum256(binary.BigEndian.AppendUint64(slices.Clone(k.secret), bucket))
 	return &keydv1.BlobKey{
 		KeyId:       slices.Clone(k.id),
@@ -197,6 +204,7 @@ func (f *fakeKeyd) blobKey(q *keydv1.BlobKeyQuery) (*keydv1.BlobKey, keydv1.Outc
 		Key:         sum[:],
 		Lease:       f.lease,
 		Generation:  k.generation,
+		LedgerSize:  size,
 	}, keydv1.Outcome_OUTCOME_UNSPECIFIED
 }
 
@@ -241,8 +249,14 @@ func (f *fakeKeyd) WatchRevocations(req *keydv1.WatchRevocationsRequest, s grpc.
 	for _, t := range req.Tenants {
 		f.watching[t]++
 	}
-	cut := f.cut
+	cut, late := f.cut, f.late
 	f.mu.Unlock()
+	if late != nil {
+		select {
+		case <-late:
+		case <-s.Context().Done():
+		}
+	}
 	defer f.with(func() {
 		for _, t := range req.Tenants {
 			f.watching[t]--

@@ -48,7 +48,6 @@ func (c *Client) obtain(ctx context.Context, k *leaseKey) (*lease, error) {
 		own := k.owned()
 		f = &flight{done: make(chan struct{})}
 		c.flights[own] = f
-		c.watchTenant(own.tenant)
 		c.work.Go(func() { c.fly(ctx, f, &own) })
 	}
 	c.mu.Unlock()
@@ -184,6 +183,7 @@ func (c *Client) grant(k *leaseKey, result *keydv1.BlobKeyResult, wall time.Time
 		id:          envelope.KeyID(b.GetKeyId()),
 		classNumber: uint16(b.GetClassNumber()),
 		bucket:      b.GetBucket(),
+		ledgerSize:  b.GetLedgerSize(),
 		once:        once,
 		sealEnd:     never,
 		clock:       c.clock,
@@ -220,6 +220,7 @@ func (c *Client) admit(l *lease, began uint64) (again bool, err error) {
 		l.end(ErrClosed)
 		return false, ErrClosed
 	}
+	c.watchTenant(l.key.tenant, l.ledgerSize)
 	if outcome, refused := c.dead.judge(l, began); refused {
 		l.end(errDropped)
 		if final(outcome) {

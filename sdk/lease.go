@@ -31,6 +31,8 @@ type lease struct {
 	id          envelope.KeyID
 	classNumber uint16
 	bucket      uint64
+	// ledgerSize is the size of the ledger when the lease was issued.
+	ledgerSize uint64
 	// once: for one operation, never found in the table.
 	once bool
 	// sealEnd is the wall clock's time, in Unix nanoseconds, from which on no

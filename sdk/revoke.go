@@ -24,34 +24,57 @@ const (
 
 // watcher listens to the revocations of some tenants.
 type watcher struct {
-	// tenants is guarded by Client.mu, and only grows.
-	tenants []string
-	// grown holds a value when a tenant was added.
-	grown chan struct{}
+	// Guarded by Client.mu.
+	tenants []string // only grows
+	rewind  uint64   // if not zero, the cursor from which to listen again
+
+	// again holds a value when the stream is to be opened again, for more
+	// tenants or from an earlier cursor.
+	again chan struct{}
 
 	// Of the goroutine alone.
 	cursor uint64
 	opened bool // a stream was opened before
 }
 
-// watchTenant begins to listen to a tenant's revocations. Client.mu is held.
-func (c *Client) watchTenant(tenant string) {
-	if _, known := c.watched[tenant]; known || !c.watches {
+// watched is a tenant whose revocations are listened to.
+type watched struct {
+	by *watcher
+	// since is the size of the ledger from which on nothing is missed.
+	since uint64
+}
+
+// watchTenant begins to listen to the revocations of the tenant of a lease
+// that was issued when the ledger had this size. A cursor is a size of the
+// ledger, so the stream can begin where the lease did, and misses nothing in
+// between. Client.mu is held.
+func (c *Client) watchTenant(tenant string, size uint64) {
+	if !c.watches {
 		return
 	}
-	c.watched[tenant] = struct{}{}
-	if n := len(c.watchers); n > 0 && len(c.watchers[n-1].tenants) < watchLimit {
-		w := c.watchers[n-1]
-		w.tenants = append(w.tenants, tenant)
-		select {
-		case w.grown <- struct{}{}:
-		default:
+	t, known := c.watched[tenant]
+	if known && size >= t.since {
+		return
+	}
+	if !known {
+		if n := len(c.watchers); n > 0 && len(c.watchers[n-1].tenants) < watchLimit {
+			t.by = c.watchers[n-1]
+			t.by.tenants = append(t.by.tenants, tenant)
+		} else {
+			t.by = &watcher{tenants: []string{tenant}, again: make(chan struct{}, 1)}
+			c.watchers = append(c.watchers, t.by)
+			defer c.work.Go(func() { c.watch(t.by) })
 		}
-		return
 	}
-	w := &watcher{tenants: []string{tenant}, grown: make(chan struct{}, 1)}
-	c.watchers = append(c.watchers, w)
-	c.work.Go(func() { c.watch(w) })
+	t.since = size
+	c.watched[tenant] = t
+	if size != 0 && (t.by.rewind == 0 || size < t.by.rewind) {
+		t.by.rewind = size
+	}
+	select {
+	case t.by.again <- struct{}{}:
+	default:
+	}
 }
 
 // watch keeps a stream open until Close.
@@ -63,7 +86,7 @@ func (c *Client) watch(w *watcher) {
 			delay = watchBackoff
 		}
 		if err == nil || c.ctx.Err() != nil {
-			continue // to listen to more tenants, or to end
+			continue // to open it again, or to end
 		}
 		if delay == watchBackoff {
 			c.log.Warn("revocation stream broke; until it is back, leases bound the use of destroyed keys",
@@ -77,17 +100,21 @@ func (c *Client) watch(w *watcher) {
 }
 
 // watchOnce opens a stream and applies what it says until it breaks, or, with
-// a nil error, until there are more tenants to watch. heard reports whether it
-// said anything.
+// a nil error, until it is to be opened again. heard reports whether it said
+// anything.
 func (c *Client) watchOnce(w *watcher) (heard bool, err error) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	defer cancel()
 	c.mu.Lock()
 	select {
-	case <-w.grown:
+	case <-w.again:
 	default:
 	}
 	tenants := w.tenants[:len(w.tenants):len(w.tenants)]
+	if w.rewind != 0 && (w.cursor == 0 || w.rewind < w.cursor) {
+		w.cursor = w.rewind
+	}
+	w.rewind = 0
 	c.mu.Unlock()
 
 	var silent atomic.Bool
@@ -104,13 +131,13 @@ func (c *Client) watchOnce(w *watcher) (heard bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	// Once the stream has answered, more tenants end it; it is then opened
-	// again at its cursor, and nothing is missed.
-	var grown atomic.Bool
+	// Only once the stream has answered is it ended to be opened again, or a
+	// client that meets tenant after tenant would never hear anything.
+	var again atomic.Bool
 	for {
 		m, err := s.Recv()
 		if err != nil {
-			if grown.Load() {
+			if again.Load() {
 				return heard, nil
 			}
 			if silent.Load() {
@@ -125,8 +152,8 @@ func (c *Client) watchOnce(w *watcher) (heard bool, err error) {
 			heard, missed = true, false
 			c.work.Go(func() {
 				select {
-				case <-w.grown:
-					grown.Store(true)
+				case <-w.again:
+					again.Store(true)
 					cancel()
 				case <-ctx.Done():
 				}
