@@ -27,9 +27,10 @@ named. What was sealed under them never opens again, wherever its copies lie.
 There is no way back. It answers when the destruction is durable, logged, and
 covered by the anchor, and prints what is true then, and what is not yet.
 
-On a terminal it asks first; elsewhere it wants --yes. The request's id is told
-before anything is done: if the answer is lost, or is UNAVAILABLE, repeat the
-command with that --request-id, and the same receipt comes.
+On a terminal it asks first; elsewhere it wants --yes. A request id that was not
+given is made, and told on the standard error before anything is done, with
+--json on a line of its own: if the answer is lost, or is UNAVAILABLE, repeat
+the command with that --request-id, and the same receipt comes.
 
 A subject that was reinstated is destroyed only with its --generation, so that a
 late request cannot kill a later life.
@@ -76,6 +77,9 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 	}
 	if d.generation == 0 {
 		return usagef("--generation: generations count from 1")
+	}
+	if err := checkClasses(d.classes); err != nil {
+		return err
 	}
 	client, err := a.dial(ctx)
 	if err != nil {

@@ -74,6 +74,29 @@ func TestDestroyOfClasses(t *testing.T) {
 	c.fails(2, "", "destroy", "--tenant", "acme", "--subject", "alice", "--class", "trace,memory", "--reason", "r", "--yes")
 }
 
+// No id is told for a request that cannot be sent.
+func TestDestroyTellsNoIDForNothing(t *testing.T) {
+	c := newCLI(t)
+	for _, wrong := range [][]string{
+		{"--subject", "alice", "--reason", "Prose."},
+		{"--subject", "alice", "--reason", "r", "--class", ""},
+		{"--subject", "", "--reason", "r"},
+		{"--subject", "alice", "--reason", "r", "--request-id", ""},
+		{"--subject", "alice", "--reason", "r", "--generation", "0"},
+		{"--subject", "alice", "--reason", "r", "--receipt", c.dir},
+	} {
+		for _, command := range [][]string{{"destroy", "--yes"}, {"subject", "reinstate", "--generation", "1"}, {"hold", "place", "h"}} {
+			if command[0] == "hold" && slices.Contains(wrong, "--class") || command[0] != "destroy" && slices.Contains(wrong, "--generation") {
+				continue
+			}
+			r := c.run("", append(append(append(command, "--tenant", "acme"), wrong...), "--json")...)
+			if r.code == 0 || strings.HasPrefix(r.err, `{"request_id"`) || c.decode(r.err)["error"] == nil {
+				t.Errorf("%v %v: exit code %d, %s", command, wrong, r.code, r.err)
+			}
+		}
+	}
+}
+
 // What could keep the receipt from being saved is found out before anything is
 // destroyed.
 func TestDestroyFindsOutFirstWhereTheReceiptGoes(t *testing.T) {

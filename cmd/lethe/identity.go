@@ -105,23 +105,31 @@ func (r *requestFlags) add(c *cobra.Command) {
 }
 
 // settle makes an id if none was given, and tells it before anything is done
-// under it, so that whatever happens the request can be repeated.
+// under it, so that whatever happens the request can be repeated. It comes after
+// everything that can be found wrong without keyd.
 func (r *requestFlags) settle(a *app, c *cobra.Command) error {
-	if !c.Flags().Changed("request-id") {
-		r.id = "cli-" + strings.ToLower(rand.Text())
-		if a.json {
-			err := encodeJSON(a.err, struct {
-				RequestID string `json:"request_id"`
-			}{r.id})
-			if err != nil {
-				return err
-			}
-		} else {
-			a.note("request id: %s", r.id)
-		}
-	}
-	if err := ident.RequestID(r.id); err != nil {
+	if err := ident.Reason(r.reason); err != nil {
 		return err
 	}
-	return ident.Reason(r.reason)
+	if c.Flags().Changed("request-id") {
+		return ident.RequestID(r.id)
+	}
+	r.id = "cli-" + strings.ToLower(rand.Text())
+	if !a.json {
+		a.note("request id: %s", r.id)
+		return nil
+	}
+	return encodeJSON(a.err, struct {
+		RequestID string `json:"request_id"`
+	}{r.id})
+}
+
+// checkClasses finds a class that cannot be, the empty one above all.
+func checkClasses(classes []string) error {
+	for _, c := range classes {
+		if err := ident.Class(c); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -265,6 +265,9 @@ func (k *keyFlags) pin(a *app) (*receipt.Keys, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(b) > maxKeyFile {
+			return nil, usagef("the file of pinned keys is too long to be one")
+		}
 		for line := range strings.Lines(string(b)) {
 			line = strings.TrimSpace(line)
 			if line != "" && !strings.HasPrefix(line, "#") {

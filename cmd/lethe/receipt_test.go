@@ -47,7 +47,9 @@ func TestReceiptVerify(t *testing.T) {
 	c.fails(2, verifier, "receipt", "verify", "-", "--key-file", "-")
 	c.fails(1, "", "receipt", "verify", c.path("nothing"), "--key", verifier)
 	c.fails(30, "", append(verify, "--key", other)...)
-	c.fails(1, strings.Repeat("x", 2<<20), "receipt", "verify", "-", "--key", verifier)
+	c.fails(30, strings.Repeat("x", 2<<20), "receipt", "verify", "-", "--key", verifier)
+	c.fails(30, receipt+strings.Repeat(" ", 1<<20), "receipt", "verify", "-", "--key", verifier)
+	c.fails(2, strings.Repeat("#", 2<<20), append(verify, "--key-file", "-")...)
 	if r := c.run("", append(verify, "--key", other, "--json")...); r.out != "" || c.decode(r.err)["error"].(map[string]any)["outcome"] != "INVALID_EVIDENCE" {
 		t.Errorf("another key: %q, %q", r.out, r.err)
 	}

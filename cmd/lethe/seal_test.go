@@ -110,7 +110,7 @@ func TestSubjectFile(t *testing.T) {
 	}
 	for _, content := range []string{"", "\n", "\x00", "a\x00\n", "\xff", strings.Repeat("x", 1025), strings.Repeat("x", 1<<20)} {
 		r := c.run("data", "seal", "--tenant", "acme", "--subject-file", c.write("id", content), "--class", "trace")
-		if r.code == 0 || r.out != "" {
+		if r.code != 2 || r.out != "" {
 			t.Errorf("an id of %d bytes: exit code %d", len(content), r.code)
 		}
 	}

@@ -153,6 +153,9 @@ the new one follows, as subject status shows it.
 		if generation == 0 {
 			return usagef("--generation: generations count from 1")
 		}
+		if err := checkClasses(classes); err != nil {
+			return err
+		}
 		out, err := save.create(a)
 		if err != nil {
 			return err
