@@ -219,18 +219,27 @@ func leaseElsewhere(ctx context.Context, s *stage) (err error) {
 		return err
 	}
 	s.cleanUp(s.deaf.close)
+	bridge, err := startRelay(filepath.Join(s.dir, "bridge.sock"), s.keyd.target())
+	if err != nil {
+		return err
+	}
+	s.cleanUp(bridge.close)
+	if s.severed, err = startClient(bridge.target()); err != nil {
+		return err
+	}
+	s.cleanUp(s.severed.close)
 	in, p := s.hers()
-	for _, c := range []*clientProcess{s.listening, s.deaf} {
+	for _, c := range []*clientProcess{s.listening, s.deaf, s.severed} {
 		if err := opens(c, in, p); err != nil {
 			return err
 		}
 	}
-	s.tell("Two client processes opened a record of hers; each keeps the key for %s at most.", lease)
+	s.tell("Three client processes opened a record of hers; each may keep the key for %s.", lease)
 
-	// A revocation that reaches the second client, before the push is cut off,
-	// shows that it was the cut that kept the others from it.
 	s.relay.cut.Store(true)
 	s.tell("Between keyd and the second, a relay now swallows what is pushed.")
+	bridge.close()
+	s.tell("The third is cut off from keyd altogether.")
 	if err := s.listening.send(watchOrder(in, p, time.Now().Add(30*time.Second))); err != nil {
 		return err
 	}
@@ -309,7 +318,8 @@ func destroy(ctx context.Context, s *stage) error {
 	}
 	s.destroyed = time.Now()
 	s.tell("lethe destroy: durable, logged, anchored, acknowledged.")
-	s.quote(string(out))
+	answer, _, _ := strings.Cut(string(out), "receipt:")
+	s.quote(answer)
 	v, err := s.verify()
 	if err != nil {
 		return err
@@ -375,8 +385,10 @@ func pushed(ctx context.Context, s *stage) error {
 
 func unpushed(ctx context.Context, s *stage) error {
 	in, p := s.hers()
-	if err := s.deaf.send(watchOrder(in, p, s.drainedBy)); err != nil {
-		return err
+	for _, c := range []*clientProcess{s.deaf, s.severed} {
+		if err := c.send(watchOrder(in, p, s.drainedBy)); err != nil {
+			return err
+		}
 	}
 	a, err := s.deaf.receive()
 	switch {
@@ -389,8 +401,19 @@ func unpushed(ctx context.Context, s *stage) error {
 	case s.relay.swallowed.Load() == 0:
 		return errors.New("nothing was pushed, so nothing was cut off")
 	}
-	s.tell("The second client, told nothing, went on for %s; the receipt promised %s at most.",
+	s.tell("The second, told nothing, went on for %s, until it asked for its lease again; then: erased. The receipt promised %s at most.",
 		brief(a.Refused.Sub(s.destroyed)), brief(s.drainedBy.Sub(s.destroyed)))
+	a, err = s.severed.receive()
+	switch {
+	case err != nil:
+		return err
+	case a.Outcome != "UNAVAILABLE":
+		return fmt.Errorf("at drained_by the client process that is cut off finds: %s %s", a.Outcome, a.Message)
+	case a.Refused.After(s.drainedBy):
+		return errors.New("the client process went on after the instant that the receipt states")
+	}
+	s.tell("The third went on for %s, until its lease was over; then: unavailable, which is all that it can know.",
+		brief(a.Refused.Sub(s.destroyed)))
 	return nil
 }
 
@@ -421,8 +444,8 @@ func (s *stage) erasedForNewcomers() error {
 	if refused == 0 || len(others) < 3 {
 		return errors.New("too little was tried")
 	}
-	s.tell("A new client process: her %s are refused as erased; %s of %s others open, byte for byte.",
-		count(refused, "record"), count(opened, "record"), count(len(others), "person"))
+	s.tell("A new client process: her %s are refused as erased; the %s of %d others open, byte for byte.",
+		count(refused, "record"), count(opened, "record"), len(others))
 	return nil
 }
 

@@ -48,7 +48,8 @@ type stage struct {
 
 	listening *clientProcess // a client that revocations reach
 	deaf      *clientProcess // one that they do not
-	relay     *relay
+	severed   *clientProcess // one that nothing reaches
+	relay     *relay         // before the deaf one
 
 	pushedAnswer chan watched
 	destroyed    time.Time // when the destruction was acknowledged

@@ -19,20 +19,20 @@ import (
 
 // keydProcess is a keyd daemon as a process of its own.
 type keydProcess struct {
-	socket string
-	cmd    *exec.Cmd
-	stderr string        // file that its standard error is appended to
-	exited chan struct{} // closed once it has exited
-	err    error         // of Wait; read after exited is closed
+	address string // what sdk.Dial takes
+	cmd     *exec.Cmd
+	stderr  string        // file that its standard error is appended to
+	exited  chan struct{} // closed once it has exited
+	err     error         // of Wait; read after exited is closed
 }
 
 // launchKeyd starts a daemon whose data lie in data, without waiting for it.
 // Later flags override those that this function sets.
 func launchKeyd(bin, data string, flags ...string) (*keydProcess, error) {
 	k := &keydProcess{
-		socket: filepath.Join(data, "keyd.sock"),
-		stderr: filepath.Clean(data) + ".stderr",
-		exited: make(chan struct{}),
+		address: "unix://" + filepath.Join(data, "keyd.sock"),
+		stderr:  filepath.Clean(data) + ".stderr",
+		exited:  make(chan struct{}),
 	}
 	stderr, err := os.OpenFile(k.stderr, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -67,7 +67,7 @@ func startKeyd(ctx context.Context, bin, data string, flags ...string) (*keydPro
 }
 
 // target is what sdk.Dial takes.
-func (k *keydProcess) target() string { return "unix://" + k.socket }
+func (k *keydProcess) target() string { return k.address }
 
 // waitServing waits until the daemon says that it serves.
 func (k *keydProcess) waitServing(ctx context.Context) error {

@@ -45,7 +45,7 @@ func TestGuaranteeDurableAndFinalAcrossKills(t *testing.T) {
 	var checkpoint []byte
 	interrupted := 0
 	for cycle := range cycles {
-		begun, unanswered := d.oneCycle(cycle, clients, workers)
+		begun, unanswered := d.work(cycle, clients, workers, d.keyd.kill)
 		lives = append(lives, begun...)
 		interrupted += unanswered
 		for range cycle % 3 { // now and then it is killed while it starts, too
@@ -76,9 +76,10 @@ func TestGuaranteeDurableAndFinalAcrossKills(t *testing.T) {
 	}
 }
 
-// oneCycle has workers seal for new subjects and destroy some of them, kills
-// keyd meanwhile, and returns the subjects and how many calls were unanswered.
-func (d *deployment) oneCycle(cycle, clients, workers int) (lives []*life, unanswered int) {
+// work has workers seal for new subjects and destroy some of them, calls end
+// meanwhile, which ends keyd, and returns the subjects and how many calls were
+// unanswered.
+func (d *deployment) work(cycle, clients, workers int, end func()) (lives []*life, unanswered int) {
 	d.t.Helper()
 	ctx, cancel := context.WithCancel(d.t.Context())
 	defer cancel()
@@ -126,7 +127,7 @@ func (d *deployment) oneCycle(cycle, clients, workers int) (lives []*life, unans
 					unanswered++
 					mu.Unlock()
 					if !dead.Load() {
-						err = fmt.Errorf("before the kill: %w", err)
+						err = fmt.Errorf("before keyd was ended: %w", err)
 						broken.Store(&err)
 						return
 					}
@@ -140,7 +141,7 @@ func (d *deployment) oneCycle(cycle, clients, workers int) (lives []*life, unans
 	}
 	time.Sleep(200*time.Millisecond + rand.N(400*time.Millisecond))
 	dead.Store(true)
-	d.keyd.kill()
+	end()
 	cancel()
 	work.Wait()
 	if err := broken.Load(); err != nil {
@@ -219,12 +220,8 @@ func (l *life) sealAgain(ctx context.Context, c *sdk.Client) error {
 // sameReceipt checks that the receipt of the acknowledgement still verifies,
 // and that it is what keyd gives by request id and to a repeated request.
 func (l *life) sameReceipt(ctx context.Context, c *sdk.Client, ledger keydv1.LedgerServiceClient, pinned *receipt.Keys) error {
-	v, err := receipt.Verify(l.receipt, pinned)
-	if err != nil {
+	if err := l.verifies(pinned); err != nil {
 		return err
-	}
-	if len(v.Entries) != 1 || v.Entries[0].Statement.Kind != receipt.Destroyed {
-		return errors.New("the receipt is not that of a destruction")
 	}
 	res, err := ledger.GetReceipt(ctx, &keydv1.GetReceiptRequest{
 		Tenant: "acme", By: &keydv1.GetReceiptRequest_RequestId{RequestId: l.request().RequestID},
@@ -238,6 +235,18 @@ func (l *life) sameReceipt(ctx context.Context, c *sdk.Client, ledger keydv1.Led
 	}
 	if !bytes.Equal(res.Receipt, l.receipt) || !bytes.Equal(again.Receipt, l.receipt) {
 		return errors.New("the same request id has another receipt")
+	}
+	return nil
+}
+
+// verifies checks that the receipt is of a destruction, and verifies offline.
+func (l *life) verifies(pinned *receipt.Keys) error {
+	v, err := receipt.Verify(l.receipt, pinned)
+	if err != nil {
+		return err
+	}
+	if len(v.Entries) != 1 || v.Entries[0].Statement.Kind != receipt.Destroyed {
+		return errors.New("the receipt is not that of a destruction")
 	}
 	return nil
 }

@@ -111,6 +111,20 @@ func (d *deployment) start() {
 	d.keyd = k
 }
 
+// startAt starts a keyd that listens elsewhere than on its socket.
+func (d *deployment) startAt(target string) {
+	d.t.Helper()
+	k, err := launchKeyd(filepath.Join(bin, "keyd"), d.data, d.flags...)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.keyd = k
+	k.address = target
+	if err := k.waitServing(d.t.Context()); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
 func (d *deployment) stop() {
 	d.t.Helper()
 	if err := d.keyd.stop(); err != nil {

@@ -129,7 +129,7 @@ func (r *powerRun) start(root string) {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(r.tracer.kill)
-	k := &keydProcess{socket: r.socket(), stderr: stderr.Name(), exited: r.tracer.exited}
+	k := &keydProcess{address: "unix://" + r.socket(), stderr: stderr.Name(), exited: r.tracer.exited}
 	if err := k.waitServing(r.t.Context()); err != nil {
 		r.t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func (r *powerRun) acknowledge(what string, call func() func(context.Context, *s
 }
 
 func (r *powerRun) createTenant() func(context.Context, *sdk.Client, *receipt.Keys) error {
-	d := &deployment{t: r.t, keyd: &keydProcess{socket: r.socket()}}
+	d := &deployment{t: r.t, keyd: &keydProcess{address: "unix://" + r.socket()}}
 	d.tenant("acme", time.Minute)
 	pinned := d.pinned()
 	return func(ctx context.Context, c *sdk.Client, now *receipt.Keys) error {
