@@ -370,9 +370,10 @@ func TestCheckBeforeRelease(t *testing.T) {
 	stream := sealStream(t, must[*Sealer](t)(NewSealer(key, Options{})), bytes.Repeat([]byte("secret"), 3*segmentPlain/6), Context{}, 1)
 	for left := range 12 {
 		for _, workers := range []int{1, 2} {
-			n := left
+			n, failed := left, false
 			o := must[*Opener](t)(NewOpener(key, Options{Check: func() error {
 				if n--; n < 0 {
+					failed = true
 					return errOver
 				}
 				return nil
@@ -388,6 +389,9 @@ func TestCheckBeforeRelease(t *testing.T) {
 			for {
 				clear(p)
 				m, err := r.Read(p)
+				if failed && m > 0 {
+					t.Fatalf("%d checks, %d workers: released after a check failed", left, workers)
+				}
 				if !bytes.Equal(p[m:], make([]byte, len(p)-m)) {
 					t.Fatalf("%d checks, %d workers: plaintext behind what was read", left, workers)
 				}
@@ -409,6 +413,39 @@ func TestCheckBeforeRelease(t *testing.T) {
 			clear(p)
 			if m, err := at.ReadAt(p, 10); err == errOver && (m != 0 || !bytes.Equal(p, make([]byte, len(p)))) {
 				t.Fatalf("%d checks: ReadAt left plaintext", left)
+			}
+		}
+	}
+}
+
+// Nor does what a failing Read has opened stay in its argument.
+func TestFailedReadLeavesNothing(t *testing.T) {
+	s, o := pair(t, Single, 1)
+	const full = segmentPlain - streamHeaderSize
+	noEnd, _ := frames(t, s, []frame{{full, false, false, 0}})
+	second, _ := frames(t, s, []frame{{full, false, false, 0}, {segmentPlain, false, false, 0}})
+	ctx := bound(t, "a", "b")
+	for name, c := range map[string]struct {
+		blob []byte
+		want error
+	}{
+		"missing end":            {noEnd, ErrTruncated},
+		"missing end, second":    {second, ErrTruncated},
+		"context":                {sealStream(t, s, randomBytes(full), ctx, 1), ErrWrongContext},
+		"context, many segments": {sealStream(t, s, randomBytes(9*segmentPlain), ctx, 1), ErrWrongContext},
+	} {
+		for _, workers := range []int{1, 2} {
+			r := must[*Reader](t)(o.NewReader(t.Context(), bytes.NewReader(c.blob), Context{}, StreamOptions{Workers: workers}))
+			for {
+				p := make([]byte, 2*segmentPlain)
+				n, err := r.Read(p)
+				if err == nil {
+					continue
+				}
+				if err != c.want || n != 0 || !bytes.Equal(p, make([]byte, len(p))) {
+					t.Errorf("%s, %d workers: %d, %v, or plaintext is left", name, workers, n, err)
+				}
+				break
 			}
 		}
 	}
