@@ -72,6 +72,7 @@ func (q *request) prepare(ctx context.Context, k *Keys) error {
 			return invalid("classes", err)
 		}
 	}
+	q.ifGeneration = max(q.ifGeneration, 1) // zero means the first
 	q.classes = slices.Compact(slices.Sorted(slices.Values(q.classes)))
 	t, err := k.ring.get(ctx, q.tenant)
 	if err != nil {

@@ -134,6 +134,11 @@ func TestGuaranteeFinalWord(t *testing.T) {
 	if !bytes.Equal(again.Receipt, rec.Receipt) || again.Repeated {
 		t.Error("the same request, another receipt")
 	}
+	spelled := destroyRequest("ann", "r1")
+	spelled.IfGeneration = 1
+	if same, err := r.DestroyKey(t.Context(), spelled); err != nil || !bytes.Equal(same.Receipt, rec.Receipt) {
+		t.Errorf("the same request, with the first generation spelled out: %v", err)
+	}
 	other := r.destroy("ann", "r2")
 	if !bytes.Equal(other.Receipt, rec.Receipt) || !other.Repeated {
 		t.Error("a second destroy of a dead subject should answer with the receipt of the first")
