@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -205,6 +206,15 @@ func TestDestroyedNeedsEvidence(t *testing.T) {
 			pass(w)
 			w.o.Witness = strings.Replace(w.other, awstest.Account, "999999999999", 1)
 			reopen(t, w, w.o.Evidence)
+			w.double.Calls()
+			w.double.Set(func(s *awstest.Server) {
+				s.Inject = func(_ string, n int) (f awstest.Fault) {
+					if n == 2 { // it would answer, were it asked
+						f.Body = `{"KeyMetadata":{"Arn":"` + w.o.Witness + `","KeyId":"x","KeyState":"Enabled","Origin":"AWS_KMS"}}`
+					}
+					return f
+				}
+			})
 		}, keys.ErrKMSUnavailable},
 		{"the witness is gone too, as with another account's credentials", func(t *testing.T, w *world) {
 			pass(w)
@@ -292,18 +302,39 @@ func (broken) Seen(context.Context, string) (time.Time, bool, error) {
 	return time.Time{}, false, errBroken
 }
 
+// forgetful can be read and not written.
+type forgetful struct{ broken }
+
+func (forgetful) Seen(context.Context, string) (time.Time, bool, error) {
+	return time.Time{}, false, nil
+}
+
 // A pending key that cannot be remembered is not called pending: its
-// destruction could never be told.
+// destruction could never be told. Evidence that cannot be read stops it before.
 func TestEvidenceComesBeforeTheAnswer(t *testing.T) {
-	double, o := start(t)
-	root := mustCreate(t, mustNew(t, o), 1)
-	o.Evidence = broken{}
-	k := mustNew(t, o)
-	if at, err := k.ScheduleDestruction(t.Context(), root); !errors.Is(err, keys.ErrKMSUnavailable) || !at.IsZero() {
-		t.Fatalf("ScheduleDestruction = %v, %v", at, err)
-	}
-	if got := double.KeyState(root); got != "Enabled" {
-		t.Fatalf("the key is %s", got)
+	for name, test := range map[string]struct {
+		evidence Evidence
+		state    string
+	}{
+		"unreadable": {broken{}, "Enabled"},
+		"unwritable": {forgetful{}, "PendingDeletion"},
+	} {
+		double, o := start(t)
+		root := mustCreate(t, mustNew(t, o), 1)
+		good := o.Evidence
+		o.Evidence = test.evidence
+		k := mustNew(t, o)
+		if at, err := k.ScheduleDestruction(t.Context(), root); !errors.Is(err, keys.ErrKMSUnavailable) || !at.IsZero() {
+			t.Fatalf("%s: ScheduleDestruction = %v, %v", name, at, err)
+		}
+		if got := double.KeyState(root); got != test.state {
+			t.Fatalf("%s: the key is %s", name, got)
+		}
+		o.Evidence = good
+		mustSchedule(t, mustNew(t, o), root)
+		if _, ok, _ := good.Seen(t.Context(), root); !ok {
+			t.Fatalf("%s: not recorded when repeated", name)
+		}
 	}
 }
 
@@ -768,16 +799,18 @@ func TestAnswerAboutAnotherKey(t *testing.T) {
 
 // A redirect would take a key to another host.
 func TestRedirectIsNotFollowed(t *testing.T) {
-	reached := false
-	thief := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached = true }))
-	defer thief.Close()
-	server := httptest.NewServer(http.RedirectHandler(thief.URL, http.StatusTemporaryRedirect))
-	defer server.Close()
-	_, o := start(t)
-	o.Endpoint = server.URL
-	_, err := mustNew(t, o).Wrap(t.Context(), unknownRoot, make([]byte, 32), keys.EncryptionContext{})
-	if err == nil || errors.Is(err, keys.ErrRootUnknown) || reached {
-		t.Fatalf("Wrap: %v; the other host was reached: %v", err, reached)
+	for _, status := range []int{http.StatusFound, http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {
+		var reached atomic.Bool
+		thief := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Store(true) }))
+		defer thief.Close()
+		server := httptest.NewServer(http.RedirectHandler(thief.URL, status))
+		defer server.Close()
+		_, o := start(t)
+		o.Endpoint = server.URL
+		_, err := mustNew(t, o).Wrap(t.Context(), unknownRoot, make([]byte, 32), keys.EncryptionContext{})
+		if !errors.Is(err, keys.ErrKMSUnavailable) || reached.Load() {
+			t.Errorf("%d: Wrap: %v; the other host was reached: %v", status, err, reached.Load())
+		}
 	}
 }
 

@@ -22,8 +22,9 @@ func code(err error) string {
 	return ""
 }
 
-// passing are the codes of faults that pass, beside those of throttling and
-// answers of status 5xx.
+// passing are the codes of faults that pass, beside those of throttling.
+// Answers of status 5xx do too, and those that are no answers of KMS's, such as
+// a redirect.
 var passing = map[string]bool{
 	"KMSInternalException":       true,
 	"KMSInvalidStateException":   true, // callers that can ask for the state do
@@ -57,7 +58,7 @@ func (k *KMS) callError(ctx context.Context, call string, err error) error {
 	_, throttled := retry.DefaultThrottleErrorCodes[c]
 	sentinel := keys.ErrKMSDenied
 	switch {
-	case throttled || passing[c] || status >= 500 || status == 429:
+	case throttled || passing[c] || status < 400 || status >= 500 || status == 429:
 		sentinel = keys.ErrKMSUnavailable
 	case c == "DisabledException":
 		sentinel = keys.ErrRootNotUsable
