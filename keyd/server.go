@@ -196,14 +196,16 @@ func (s *Server) watchHealth() {
 // Serve answers calls on lis until Stop. It refuses a listener that other
 // machines reach.
 func (s *Server) Serve(lis net.Listener) error {
-	if err := reachableHereOnly(lis.Addr()); err != nil {
+	if err := MayListen(lis.Addr()); err != nil {
 		lis.Close()
 		return err
 	}
 	return s.grpc.Serve(lis)
 }
 
-func reachableHereOnly(addr net.Addr) error {
+// MayListen says whether keyd serves on an address: one that only this machine
+// reaches.
+func MayListen(addr net.Addr) error {
 	switch a := addr.(type) {
 	case *net.UnixAddr:
 		return nil

@@ -153,6 +153,9 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	lis, err := listen(ctx, o.listen)
+	if err == nil {
+		err = keyd.MayListen(lis.Addr())
+	}
 	if err != nil {
 		server.Stop(ctx)
 		return err
@@ -168,7 +171,7 @@ func run(ctx context.Context, o options) error {
 	}
 	go func() { failed <- server.Serve(lis) }()
 	log.Warn("FOR DEVELOPMENT ONLY: no roles, no TLS; whoever reaches the listener may do everything")
-	log.Info("serving", "listen", o.listen, "store", o.store, "anchor", o.anchor, "version", version)
+	log.Info("serving", "listen", lis.Addr().String(), "store", o.store, "anchor", o.anchor, "version", version)
 
 	select {
 	case <-ctx.Done():
@@ -202,9 +205,9 @@ func serveMetrics(ctx context.Context, where string, reg *prometheus.Registry, f
 	if err != nil {
 		return nil, err
 	}
-	if a, ok := lis.Addr().(*net.TCPAddr); !ok || !a.IP.IsLoopback() {
+	if err := keyd.MayListen(lis.Addr()); err != nil {
 		lis.Close()
-		return nil, errors.New("--metrics: not a loopback address")
+		return nil, fmt.Errorf("--metrics: %w", err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))

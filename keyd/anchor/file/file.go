@@ -198,6 +198,9 @@ func (a *Anchor) Put(ctx context.Context, o ledger.Object) error {
 	if o.From > 0 {
 		switch _, err := os.Lstat(a.name(o.From)); {
 		case errors.Is(err, fs.ErrNotExist):
+			if _, err := os.Stat(a.dir); err != nil {
+				return unavailable(err) // nothing is there, so nothing is missing
+			}
 			return fmt.Errorf("%w: there is no object of size %d", ledger.ErrAnchorDamaged, o.From)
 		case err != nil:
 			return unavailable(err)

@@ -52,8 +52,9 @@ type Keys struct {
 	requestKey []byte
 
 	closing    closingSet
-	ledgerSize atomic.Uint64 // of the newest commit that this process made or saw
-	changed    broadcast     // the ledger grew
+	mirrorErr  atomic.Pointer[error] // what an audit of the anchor found
+	ledgerSize atomic.Uint64         // of the newest commit that this process made or saw
+	changed    broadcast             // the ledger grew
 
 	ops     chan *op
 	stopped chan struct{} // the loop that takes ops has ended

@@ -58,6 +58,9 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 	loop, cancel := context.WithCancel(context.Background())
 	k.cancel = cancel
 	k.wg.Go(func() { k.groupLoop(loop) })
+	if k.keeper.Anchored() > auditAtOnce {
+		k.wg.Go(func() { k.auditMirror(loop) })
+	}
 	k.wg.Go(func() {
 		if err := k.keeper.Run(loop); err != nil && loop.Err() == nil {
 			k.log.Error("the anchor and the store have different histories; keyd stops serving", "error", err)
@@ -226,11 +229,41 @@ func (k *Keys) startLedger(ctx context.Context) (err error) {
 	if err := k.keeper.Check(ctx); err != nil {
 		return err
 	}
+	if k.keeper.Anchored() <= auditAtOnce {
+		if err := k.keeper.Audit(ctx); err != nil {
+			return err
+		}
+	}
 	return k.store.View(ctx, func(r Reader) error {
 		head, err := ledger.ReadHead(r)
 		k.ledgerSize.Store(head.Size)
 		return err
 	})
+}
+
+// auditAtOnce is the size of a ledger up to which its whole mirror is read
+// before keyd serves. A larger one is read while it does.
+const auditAtOnce = 2048
+
+// auditMirror reads the anchor's whole mirror, and has keyd stop serving if it
+// is not the ledger's: a restore would replay it.
+func (k *Keys) auditMirror(ctx context.Context) {
+	for {
+		err := k.keeper.Audit(ctx)
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return
+		case !errors.Is(err, ledger.ErrAnchorUnavailable):
+			k.log.Error("the anchor's mirror is not the ledger's; keyd stops serving", "error", err)
+			k.mirrorErr.Store(&err)
+			return
+		}
+		select {
+		case <-time.After(anchorCheckInterval):
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // anchorCheckInterval is how often a running keyd compares store and anchor.

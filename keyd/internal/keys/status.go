@@ -42,13 +42,18 @@ func (k *Keys) Status(ctx context.Context) *keydv1.GetStatusResponse {
 	add("store", err, "takes writes")
 	add("kms", k.ring.health(), k.kms.Kind())
 	code, where := k.anchor.Domain()
-	add("anchor", k.keeper.Err(), code+": "+where)
+	add("anchor", k.Serving(), code+": "+where)
 	return s
 }
 
 // Serving returns why keyd must not serve, or nil: its history and the
 // anchor's are not the same any more.
-func (k *Keys) Serving() error { return k.keeper.Err() }
+func (k *Keys) Serving() error {
+	if err := k.mirrorErr.Load(); err != nil {
+		return *err
+	}
+	return k.keeper.Err()
+}
 
 // LedgerSize is the number of entries in the ledger, as this process last saw it.
 func (k *Keys) LedgerSize() uint64 { return k.ledgerSize.Load() }

@@ -179,7 +179,7 @@ func open(o Options, cost argon2Cost) (_ *KMS, err error) {
 	err = k.first(raw)
 	if errors.Is(err, fs.ErrNotExist) {
 		if !o.Create {
-			return nil, fmt.Errorf("local KMS: %w at %s: check the path; only Create makes a new one", ErrMissing, o.Path)
+			return nil, fmt.Errorf("local KMS: %w at %s: check the path; a new one would open nothing that the old one wrapped", ErrMissing, o.Path)
 		}
 		err = k.create(ctx, raw, cost)
 	}
