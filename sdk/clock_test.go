@@ -109,18 +109,25 @@ func (c *fakeClock) nextTimer() (d time.Duration, ok bool) {
 	return d, ok
 }
 
-// run lets d pass in small steps, giving background work a chance to follow
-// each; until, if not nil, ends it early.
-func (c *fakeClock) run(d, step time.Duration, until func() bool) {
+// pass lets d go by in steps, and background work follow each of them.
+func pass(t testing.TB, c *sdk.Client, clock *fakeClock, d, step time.Duration) {
+	t.Helper()
 	for ; d > 0; d -= step {
-		c.Advance(step)
-		for range 5 {
-			if until != nil && until() {
-				return
-			}
-			time.Sleep(200 * time.Microsecond)
-		}
+		clock.Advance(step)
+		eventually(t, "the client follows the clock", c.Settled)
 	}
+}
+
+// passUntil lets time go by in steps until something happens.
+func passUntil(t testing.TB, clock *fakeClock, step time.Duration, what string, ok func() bool) {
+	t.Helper()
+	eventually(t, what, func() bool {
+		if ok() {
+			return true
+		}
+		clock.Advance(step)
+		return false
+	})
 }
 
 func TestSystemClock(t *testing.T) {

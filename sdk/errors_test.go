@@ -268,7 +268,7 @@ func TestErrorsAndLogsNameNobody(t *testing.T) {
 	f.setDown(true)
 	f.cutStreams()
 	eventually(t, "the stream is down", func() bool { return !f.isWatching("acme") })
-	clock.run(70*time.Second, time.Second, nil)
+	pass(t, c, clock, 70*time.Second, time.Second)
 	collect()
 	f.setDown(false)
 	for _, s := range sentinels {

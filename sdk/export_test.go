@@ -51,4 +51,18 @@ func (c *Client) Flights() int {
 	return len(c.flights)
 }
 
+// Settled reports whether the keeper has followed the clock, and no renewal
+// is under way.
+func (c *Client) Settled() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return true
+	}
+	settled := true
+	c.registry.each(func(l *lease) { settled = settled && !l.renewing })
+	_, boot := c.clock.Now()
+	return settled && len(c.wake) == 0 && c.nextLook > boot
+}
+
 var FromRPC = fromRPC

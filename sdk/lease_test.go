@@ -36,31 +36,26 @@ func TestConcurrentFirstUseIsOneCall(t *testing.T) {
 		t.Errorf("%d calls", n)
 	}
 
-	// The same for opening, with every other caller gone before the answer.
+	// The same for opening, with the first caller gone before the answer.
 	blob := mustSeal(t, c, alice, "data")
 	gate = make(chan struct{})
 	f.with(func() { f.answer = held(gate) })
 	impatient, leave := context.WithCancel(t.Context())
-	for i := range 50 {
+	left := make(chan error)
+	go func() { _, err := c.Open(impatient, alice, blob); left <- err }()
+	eventually(t, "the call is under way", func() bool { return f.calls.Load() > 1 })
+	for range 49 {
 		wg.Go(func() {
-			ctx := t.Context()
-			if i%2 == 0 {
-				ctx = impatient
-			}
-			_, err := c.Open(ctx, alice, blob)
-			if i%2 == 0 {
-				if !errors.Is(err, context.Canceled) || !errors.Is(err, sdk.ErrUnavailable) {
-					t.Errorf("a caller that left: %v", err)
-				}
-			} else if err != nil {
+			if _, err := c.Open(t.Context(), alice, blob); err != nil {
 				t.Errorf("a caller that waited: %v", err)
 			}
 		})
 	}
-	eventually(t, "the call is under way", func() bool { return f.calls.Load() > 1 })
-	time.Sleep(5 * time.Millisecond) // for some to be inside
-	leave()
-	time.Sleep(5 * time.Millisecond)
+	leave() // the one that began the call
+	if err := <-left; !errors.Is(err, context.Canceled) || !errors.Is(err, sdk.ErrUnavailable) {
+		t.Errorf("the caller that left: %v", err)
+	}
+	time.Sleep(5 * time.Millisecond) // for the others to be inside
 	close(gate)
 	wg.Wait()
 	if n := f.calls.Load(); n != 2 {
@@ -248,16 +243,21 @@ func TestLeaseEndsInsideAnOperation(t *testing.T) {
 
 // A key is wiped when its lease is over, not only when it is asked for next.
 func TestExpiredKeysAreWiped(t *testing.T) {
-	for name, pass := range map[string]func(*fakeClock){
-		"time passes": func(c *fakeClock) { c.run(2*time.Minute, 5*time.Second, nil) },
+	for name, wait := range map[string]func(*testing.T, *sdk.Client, *fakeClock){
+		"time passes": func(t *testing.T, c *sdk.Client, clock *fakeClock) { pass(t, c, clock, 2*time.Minute, 5*time.Second) },
 		// Timers stand still in a suspend; the keys go soon after it.
-		"suspend": func(c *fakeClock) {
-			c.suspend(2*time.Minute, false)
-			c.run(20*time.Second, time.Second, nil)
+		"suspend": func(t *testing.T, c *sdk.Client, clock *fakeClock) {
+			eventually(t, "the keeper waits", c.Settled)
+			clock.suspend(2*time.Minute, false)
+			// The keeper's timer is late by the suspend, and by that alone.
+			for range 20 {
+				clock.Advance(time.Second)
+			}
 		},
-		"wall clock": func(c *fakeClock) {
-			c.StepWall(2 * time.Minute)
-			c.run(20*time.Second, time.Second, nil)
+		"wall clock": func(t *testing.T, c *sdk.Client, clock *fakeClock) {
+			eventually(t, "the keeper waits", c.Settled)
+			clock.StepWall(2 * time.Minute)
+			pass(t, c, clock, 20*time.Second, time.Second)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -268,7 +268,7 @@ func TestExpiredKeysAreWiped(t *testing.T) {
 			if len(sealers) != 1 || len(openers) != 1 {
 				t.Fatalf("%d sealers and %d openers", len(sealers), len(openers))
 			}
-			pass(clock)
+			wait(t, c, clock)
 			eventually(t, "the keys are gone", func() bool {
 				mapped, known := c.Leases()
 				return mapped == 0 && known == 0
@@ -288,7 +288,7 @@ func TestExpiredKeysAreWiped(t *testing.T) {
 func TestIdleClientHasNoTimers(t *testing.T) {
 	c, _, clock := start(t, sdk.WithRevocations(false))
 	mustSeal(t, c, alice, "data")
-	clock.run(3*time.Minute, 5*time.Second, nil)
+	pass(t, c, clock, 3*time.Minute, 5*time.Second)
 	eventually(t, "no timer is left", func() bool { _, any := clock.nextTimer(); return !any })
 	mustSeal(t, c, alice, "data")
 	eventually(t, "a timer is set", func() bool { _, any := clock.nextTimer(); return any })
@@ -304,7 +304,7 @@ func TestRenewal(t *testing.T) {
 	f.asked.Store(0)
 	// Alice's data is opened all the time; nothing else is used.
 	for range 60 {
-		clock.run(5*time.Second, time.Second, nil)
+		pass(t, c, clock, 5*time.Second, time.Second)
 		mustOpen(t, c, alice, blob, "data")
 	}
 	// Five minutes of a lease of one, renewed after 30 to 45 seconds.
@@ -319,8 +319,15 @@ func TestRenewal(t *testing.T) {
 	}
 	// Renewed: keyd's absence is not felt for a while.
 	f.setDown(true)
-	clock.Advance(10 * time.Second)
+	pass(t, c, clock, 10*time.Second, time.Second)
 	mustOpen(t, c, alice, blob, "data")
+	f.setDown(false)
+	// What was hot once and is no longer is let go.
+	f.asked.Store(0)
+	pass(t, c, clock, 3*time.Minute, time.Second)
+	if n := known(c); n != 0 || f.asked.Load() > 1 {
+		t.Errorf("%d keys are kept after %d queries", n, f.asked.Load())
+	}
 }
 
 // A use without a miss is never slowed down by a call: the foreground makes
@@ -338,7 +345,7 @@ func TestHotKeysMissNothing(t *testing.T) {
 		}
 	})
 	for range 300 {
-		clock.run(time.Second, time.Second, nil)
+		pass(t, c, clock, time.Second, time.Second)
 		mustOpen(t, c, alice, blob, "data")
 		mustSeal(t, c, alice, "data")
 	}
@@ -353,7 +360,7 @@ func TestRenewalFails(t *testing.T) {
 	f.setDown(true)
 	calls := f.calls.Load()
 	for {
-		clock.run(time.Second, time.Second, nil)
+		pass(t, c, clock, time.Second, time.Second)
 		now, _ := clock.Now()
 		if now.Sub(began) >= time.Minute {
 			break
@@ -379,7 +386,7 @@ func TestRenewalRefused(t *testing.T) {
 			mustOpen(t, c, alice, blob, "data")
 			mustOpen(t, c, alice, blob, "data")
 			f.kill("alice", outcome, false)
-			clock.run(50*time.Second, time.Second, func() bool { _, known := c.Leases(); return known == 1 })
+			pass(t, c, clock, 50*time.Second, time.Second)
 			if got := sdk.OutcomeOf(openErr(t, c, blob)); got != outcome {
 				t.Errorf("got %v", got)
 			}
@@ -460,7 +467,7 @@ func TestRenewalAcrossBoundary(t *testing.T) {
 	clock.Advance(59 * time.Minute)
 	var last *envelope.Header
 	for range 120 {
-		clock.run(time.Second, time.Second, nil)
+		pass(t, c, clock, time.Second, time.Second)
 		h, _, err := envelope.ParseHeader(mustSeal(t, c, alice, "data"))
 		if err != nil {
 			t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 func watched(t *testing.T) (*sdk.Client, *fakeKeyd, *fakeClock, []byte) {
 	t.Helper()
 	c, f, clock := start(t)
+	f.setLease(time.Hour) // longer than any test waits
 	blob := mustSeal(t, c, alice, "data")
 	mustOpen(t, c, alice, blob, "data")
 	eventually(t, "the stream is open", func() bool { return f.isWatching("acme") })
@@ -199,8 +200,7 @@ func TestReconnectMissesNothing(t *testing.T) {
 	}
 	mustOpen(t, c, alice, blob, "data") // the lease is the bound
 	eventually(t, "the client waits to connect", func() bool { d, ok := clock.nextTimer(); return ok && d <= 200*time.Millisecond })
-	clock.run(10*time.Second, 50*time.Millisecond, func() bool { return f.isWatching("acme") })
-	eventually(t, "the keys are gone", func() bool { return known(c) == 0 })
+	passUntil(t, clock, 50*time.Millisecond, "the keys are gone", func() bool { return known(c) == 0 })
 	f.with(func() {
 		if n := len(f.cursors); n < 2 || f.cursors[0] == 0 || f.cursors[n-1] == 0 {
 			t.Errorf("cursors %v", f.cursors)
@@ -218,10 +218,7 @@ func TestReset(t *testing.T) {
 	f.cutStreams()
 	eventually(t, "the stream is down", func() bool { return !f.isWatching("acme") })
 	f.reset()
-	clock.run(10*time.Second, 50*time.Millisecond, func() bool { return known(c) == 0 })
-	if n := known(c); n != 0 {
-		t.Errorf("%d keys are kept", n)
-	}
+	passUntil(t, clock, 50*time.Millisecond, "the keys are gone", func() bool { return known(c) == 0 })
 	mustOpen(t, c, alice, blob, "data")
 }
 
@@ -294,6 +291,7 @@ func TestStreamThatNeverSpoke(t *testing.T) {
 	clock := newFakeClock()
 	f := newFakeKeyd(t, clock)
 	f.with(func() { f.mute, f.unsized = true, true })
+	f.setLease(time.Hour)
 	c, err := sdk.Dial(t.Context(), f.addr, sdk.WithClock(clock))
 	if err != nil {
 		t.Fatal(err)
@@ -305,7 +303,7 @@ func TestStreamThatNeverSpoke(t *testing.T) {
 	f.cutStreams()
 	eventually(t, "the stream is down", func() bool { return !f.isWatching("acme") })
 	f.with(func() { f.mute = false })
-	clock.run(10*time.Second, 50*time.Millisecond, func() bool { return known(c) == 0 })
+	passUntil(t, clock, 50*time.Millisecond, "the keys are gone", func() bool { return known(c) == 0 })
 	if err := openErr(t, c, blob); !errors.Is(err, sdk.ErrErased) {
 		t.Errorf("got %v", err)
 	}
@@ -317,16 +315,15 @@ func TestSilentStream(t *testing.T) {
 	f.with(func() { f.mute = true })
 	opened := func() (n int) { f.with(func() { n = len(f.cursors) }); return n }
 	before := opened()
-	clock.run(29*time.Second, time.Second, nil)
+	pass(t, c, clock, 29*time.Second, time.Second)
 	if opened() != before {
 		t.Error("the stream was given up early")
 	}
-	clock.run(5*time.Second, 100*time.Millisecond, func() bool { return opened() > before })
-	eventually(t, "the stream is opened again", func() bool { return opened() > before })
+	passUntil(t, clock, 100*time.Millisecond, "the stream is opened again", func() bool { return opened() > before })
 	f.with(func() { f.mute = false })
 	f.cutStreams()
 	eventually(t, "the stream is down", func() bool { return !f.isWatching("acme") })
-	clock.run(20*time.Second, 100*time.Millisecond, func() bool { return f.isWatching("acme") })
+	passUntil(t, clock, 100*time.Millisecond, "the stream is back", func() bool { return f.isWatching("acme") })
 	mustSeal(t, c, alice, "data")
 	f.kill("alice", erased, true)
 	eventually(t, "the keys are gone", func() bool { return known(c) == 0 })

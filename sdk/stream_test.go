@@ -244,7 +244,7 @@ func TestStreamsEndWithTheirLease(t *testing.T) {
 	}{
 		"lapsed": {func(t *testing.T, c *sdk.Client, f *fakeKeyd, clock *fakeClock) {
 			f.setDown(true)
-			clock.run(time.Minute, time.Second, nil)
+			pass(t, c, clock, time.Minute, time.Second)
 		}, sdk.ErrUnavailable},
 		"suspended": {func(t *testing.T, c *sdk.Client, f *fakeKeyd, clock *fakeClock) {
 			clock.suspend(time.Minute, false)
@@ -256,7 +256,7 @@ func TestStreamsEndWithTheirLease(t *testing.T) {
 		}, sdk.ErrErased},
 		"renewal refused": {func(t *testing.T, c *sdk.Client, f *fakeKeyd, clock *fakeClock) {
 			f.kill("alice", erased, false)
-			clock.run(50*time.Second, time.Second, func() bool { return known(c) == 0 })
+			pass(t, c, clock, 50*time.Second, time.Second)
 		}, sdk.ErrErased},
 		"destroyed by this client": {func(t *testing.T, c *sdk.Client, f *fakeKeyd, clock *fakeClock) {
 			f.with(func() { f.failing = []error{outcomeError(keydv1.Outcome_OUTCOME_HELD, 9)} })
@@ -290,7 +290,7 @@ func TestOpenStreamsAreRenewed(t *testing.T) {
 	for i := range 5 { // capacity
 		mustSeal(t, c, sdk.Target{Tenant: "acme", Subject: string(rune('a' + i)), Class: "trace"}, "x")
 	}
-	clock.run(15*time.Minute, 5*time.Second, nil)
+	pass(t, c, clock, 15*time.Minute, 5*time.Second)
 	useStreams(t, w, r, ra)
 	if errs := streamErrs(w, r, ra); errs != [3]error{} {
 		t.Errorf("%v", errs)
@@ -301,7 +301,7 @@ func TestOpenStreamsAreRenewed(t *testing.T) {
 	r.Close()
 	ra.Close()
 	// What is closed is cold.
-	clock.run(3*time.Minute, 5*time.Second, nil)
+	pass(t, c, clock, 3*time.Minute, 5*time.Second)
 	if n := known(c); n != 0 {
 		t.Errorf("%d keys are kept", n)
 	}
@@ -327,11 +327,11 @@ func TestWriterThatMayNotOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	clock.run(50*time.Second, time.Second, nil)
+	pass(t, c, clock, 50*time.Second, time.Second)
 	if _, err := w.Write(make([]byte, 4<<20)); err != nil {
 		t.Fatalf("within the lease: %v", err)
 	}
-	clock.run(20*time.Second, time.Second, nil)
+	pass(t, c, clock, 20*time.Second, time.Second)
 	if _, err := w.Write(make([]byte, 4<<20)); !errors.Is(err, sdk.ErrUnavailable) {
 		t.Errorf("after it: %v", err)
 	}
@@ -344,13 +344,13 @@ func TestStreamsUnderZeroLease(t *testing.T) {
 	c, f, clock := start(t)
 	f.setLease(0)
 	w, r, ra := openStreams(t, c)
-	clock.run(30*time.Second, 500*time.Millisecond, nil)
+	pass(t, c, clock, 30*time.Second, 500*time.Millisecond)
 	useStreams(t, w, r, ra)
 	if n := f.asked.Load(); n < 15 {
 		t.Errorf("keyd was asked %d times in half a minute", n)
 	}
 	f.kill("alice", erased, false)
-	clock.run(10*time.Second, 500*time.Millisecond, nil)
+	pass(t, c, clock, 10*time.Second, 500*time.Millisecond)
 	for i, err := range streamErrs(w, r, ra) {
 		if !errors.Is(err, sdk.ErrErased) {
 			t.Errorf("stream %d: %v", i, err)
