@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dgraph-io/badger/v4"
+
 	"lethe/keyd/internal/keys"
 )
 
@@ -271,8 +273,18 @@ func TestDropWaitsForReaders(t *testing.T) {
 	err := s.View(t.Context(), func(r keys.Reader) error {
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { dropped <- s.DropRange(ctx, []byte("logged")) }()
-		for s.snaps.eraNow() == 0 {
+		for i := 0; s.snaps.eraNow() == 0; i++ {
+			if i == 10_000 {
+				t.Error("the drop does not wait")
+				break
+			}
 			time.Sleep(time.Millisecond)
+		}
+		select {
+		case err := <-dropped:
+			t.Errorf("the drop ended before its reader: %v", err)
+			dropped <- nil
+		default:
 		}
 		cancel()
 		return nil
@@ -293,6 +305,90 @@ func (s *snapshots) eraNow() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.next.era
+}
+
+// TestCompactionKeepsWhatIsRead: superseded versions live as long as a view
+// reads them, and go afterwards.
+func TestCompactionKeepsWhatIsRead(t *testing.T) {
+	s := openTest(t, t.TempDir())
+	const rows = 2000
+	put := func(value string) {
+		err := s.Update(t.Context(), func(tx keys.Tx) error {
+			for i := range rows {
+				if err := tx.Put(fmt.Appendf(nil, "%08d", i), []byte(value)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	versions := func() (n int) {
+		txn := s.db.NewTransactionAt(s.snaps.newest(), false)
+		defer txn.Discard()
+		it := txn.NewIterator(badger.IteratorOptions{AllVersions: true})
+		defer it.Close()
+		for it.Rewind(); it.Valid(); it.Next() {
+			n++
+		}
+		return n
+	}
+	put("old")
+	reading, read := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		err := s.View(t.Context(), func(r keys.Reader) error {
+			close(reading)
+			<-read
+			for i := range rows {
+				if v, err := r.Get(fmt.Appendf(nil, "%08d", i)); err != nil || string(v) != "old" {
+					return fmt.Errorf("row %d: %q, %w", i, v, err)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	<-reading
+	for range 4 {
+		put("new")
+		flush(t, s)
+	}
+	compactNow(t, s)
+	close(read)
+	wg.Wait()
+	put("newest")
+	flush(t, s)
+	compactNow(t, s)
+	if n := versions(); n > rows+100 {
+		t.Errorf("%d versions of %d rows are left", n, rows)
+	}
+}
+
+// flush moves the memtable to a table of its own.
+func flush(t *testing.T, s *Store) {
+	t.Helper()
+	s.commitMu.Lock()
+	defer s.commitMu.Unlock()
+	var mark overlay
+	mark.put("zzz", write{})
+	if err := s.commit(&mark); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.db.DropPrefix(badgerKey("zzz")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func compactNow(t *testing.T, s *Store) {
+	t.Helper()
+	if err := s.db.Flatten(1); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestVerify finds what has rotten under an open store, and stops it.

@@ -107,26 +107,30 @@ func dropForGood(t *testing.T, h Harness) {
 	})
 }
 
-// dropBytes: of rows that were overwritten, deleted, left, and read by a view
-// that ends during the drop.
+// dropBytes: of rows that were overwritten, deleted, left, deleted without a
+// live one beside them, and read by a view that ends during the drop.
 func dropBytes(t *testing.T, h Harness) {
 	if !applies(t, h.Bytes != nil && h.Reopen != nil, "Bytes or Reopen") {
 		return
 	}
 	secret := func() []byte { b := make([]byte, 32); rand.Read(b); return b }
-	overwritten, deleted, left, kept := secret(), secret(), secret(), secret()
+	overwritten, deleted, left, kept, alone := secret(), secret(), secret(), secret(), secret()
 	fill(t, h.Store, "w/1/", 5000, make([]byte, 100))
-	put(t, h.Store, "w/1/a", string(overwritten), "w/1/b", string(deleted), "w/2/a", string(kept))
+	put(t, h.Store, "w/1/a", string(overwritten), "w/1/b", string(deleted), "w/2/a", string(kept), "w/5/a", string(alone))
 	fill(t, h.Store, "w/3/", 5000, make([]byte, 100))
 	s := h.Reopen(t) // some backends move rows into other files
 	mustUpdate(t, s, func(tx keys.Tx) error {
 		return errors.Join(tx.Put([]byte("w/1/a"), []byte("dead")), tx.Delete([]byte("w/1/b")),
-			tx.Put([]byte("w/1/c"), bytes.Clone(left)))
+			tx.Put([]byte("w/1/c"), bytes.Clone(left)), tx.Delete([]byte("w/5/a")))
 	})
 	for _, b := range [][]byte{left, kept} {
 		if !h.Bytes(t, b) {
 			t.Fatal("a live row's bytes were not found: the search is blind")
 		}
+	}
+	// A range whose rows are all deleted.
+	if err := s.DropRange(t.Context(), []byte("w/5/")); err != nil {
+		t.Fatal(err)
 	}
 	reading, read := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
@@ -148,7 +152,7 @@ func dropBytes(t *testing.T, h Harness) {
 	wg.Wait()
 	look := func(when string) {
 		t.Helper()
-		for name, b := range map[string][]byte{"overwritten": overwritten, "deleted": deleted, "left": left} {
+		for name, b := range map[string][]byte{"overwritten": overwritten, "deleted": deleted, "left": left, "deleted alone": alone} {
 			if h.Bytes(t, b) {
 				t.Errorf("%s: the bytes of the row that was %s are there", when, name)
 			}
