@@ -87,11 +87,14 @@ func TestDemoInterrupted(t *testing.T) {
 // TestDemoChecksItsClaims gives the demo a lethe that lies: it must not
 // believe it.
 func TestDemoChecksItsClaims(t *testing.T) {
-	for what, script := range map[string]string{
-		"verifies every receipt": `[ "$1 $2" = "receipt verify" ] && exit 0`,
-		"destroys nothing":       `[ "$1" = destroy ] && exit 0`,
-		"seals nothing":          `[ "$1" = seal ] && for a; do f=$prev; prev=$a; done && cp "$prev" "$f" && exit 0`,
-		"opens nothing":          `[ "$1" = open ] && exit 10`,
+	for what, lie := range map[string]struct {
+		script string
+		act    int // in which it is found out
+	}{
+		"verifies every receipt": {`[ "$1 $2" = "receipt verify" ] && exit 0`, 10},
+		"destroys nothing":       {`[ "$1" = destroy ] && exit 0`, 5},
+		"seals nothing":          {`[ "$1" = seal ] && for a; do f=$prev; prev=$a; done && cp "$prev" "$f" && exit 0`, 2},
+		"opens nothing":          {`[ "$1" = open ] && exit 10`, 3},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -99,12 +102,12 @@ func TestDemoChecksItsClaims(t *testing.T) {
 			if err := os.Symlink(filepath.Join(bin, "keyd"), filepath.Join(lying, "keyd")); err != nil {
 				t.Fatal(err)
 			}
-			text := fmt.Sprintf("#!/bin/sh\n%s\nexec %s \"$@\"\n", script, filepath.Join(bin, "lethe"))
+			text := fmt.Sprintf("#!/bin/sh\n%s\nexec %s \"$@\"\n", lie.script, filepath.Join(bin, "lethe"))
 			if err := os.WriteFile(filepath.Join(lying, "lethe"), []byte(text), 0o700); err != nil {
 				t.Fatal(err)
 			}
 			cmd, out, temp := startDemo(t, lying)
-			if err := cmd.Wait(); err == nil || !strings.Contains(out.String(), "e2e: act ") {
+			if err := cmd.Wait(); err == nil || !strings.Contains(out.String(), fmt.Sprintf("e2e: act %d: ", lie.act)) {
 				t.Errorf("with a lethe that %s: %v\n%s", what, err, out)
 			}
 			leavesNothing(t, temp)

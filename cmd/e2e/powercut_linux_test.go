@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -92,10 +93,17 @@ type powerRun struct {
 	replays int
 }
 
-// ack is what was acknowledged, and how to check that it holds.
+// ack is what was acknowledged.
 type ack struct {
-	what  string
+	what string
+	check
+}
+
+// check is how to check that what was acknowledged holds.
+type check struct {
 	holds func(context.Context, *sdk.Client, *receipt.Keys) error
+	// entries is how many entries of the ledger the anchor must hold.
+	entries uint64
 }
 
 // cut is what a loss of power would leave.
@@ -160,24 +168,22 @@ func (r *powerRun) cut(isAck bool) {
 }
 
 // acknowledge makes a call, and has the power cut at its acknowledgement.
-func (r *powerRun) acknowledge(what string, call func() func(context.Context, *sdk.Client, *receipt.Keys) error) {
+func (r *powerRun) acknowledge(what string, call func() check) {
 	r.t.Helper()
-	holds := call()
+	made := call()
 	r.tracer.disk.mu.Lock()
 	defer r.tracer.disk.mu.Unlock()
-	r.acks = append(r.acks, ack{what, holds})
+	r.acks = append(r.acks, ack{what, made})
 	r.cut(true)
 }
 
-func (r *powerRun) createTenant() func(context.Context, *sdk.Client, *receipt.Keys) error {
+func (r *powerRun) createTenant() check {
 	d := &deployment{t: r.t, keyd: &keydProcess{address: "unix://" + r.socket()}}
 	d.tenant("acme", time.Minute)
-	pinned := d.pinned()
-	return func(ctx context.Context, c *sdk.Client, now *receipt.Keys) error {
-		_ = pinned
+	return check{holds: func(ctx context.Context, c *sdk.Client, _ *receipt.Keys) error {
 		_, err := c.Describe(ctx, "acme", "anybody")
 		return err
-	}
+	}}
 }
 
 func (r *powerRun) life(i int) *life {
@@ -190,15 +196,15 @@ func (r *powerRun) life(i int) *life {
 	return r.lives[i]
 }
 
-func (r *powerRun) seal(i int) func() func(context.Context, *sdk.Client, *receipt.Keys) error {
+func (r *powerRun) seal(i int) func() check {
 	l := r.life(i)
-	return func() func(context.Context, *sdk.Client, *receipt.Keys) error {
+	return func() check {
 		blob, err := r.client.Seal(bounded(r.t, 20*time.Second), of("acme", l.subject), l.plain)
 		if err != nil {
 			r.t.Fatal(err)
 		}
 		l.blob = blob
-		return func(ctx context.Context, c *sdk.Client, _ *receipt.Keys) error {
+		return check{holds: func(ctx context.Context, c *sdk.Client, _ *receipt.Keys) error {
 			plain, err := c.Open(ctx, of("acme", l.subject), blob)
 			if l.asked && errors.Is(err, sdk.ErrErased) {
 				return nil // destroyed, later or by the time of the cut
@@ -207,19 +213,19 @@ func (r *powerRun) seal(i int) func() func(context.Context, *sdk.Client, *receip
 				return errors.New("it opens to something else")
 			}
 			return err
-		}
+		}}
 	}
 }
 
-func (r *powerRun) destroy(i int) func() func(context.Context, *sdk.Client, *receipt.Keys) error {
+func (r *powerRun) destroy(i int) func() check {
 	l := r.life(i)
-	return func() func(context.Context, *sdk.Client, *receipt.Keys) error {
+	return func() check {
 		l.asked = true
 		done, err := r.client.DestroyKey(bounded(r.t, 20*time.Second), l.request())
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		return func(ctx context.Context, c *sdk.Client, pinned *receipt.Keys) error {
+		return check{entries: done.LedgerIndex + 1, holds: func(ctx context.Context, c *sdk.Client, pinned *receipt.Keys) error {
 			if l.blob != nil {
 				if _, err := c.Open(ctx, of("acme", l.subject), l.blob); !errors.Is(err, sdk.ErrErased) {
 					return fmt.Errorf("open: %w", err)
@@ -237,7 +243,7 @@ func (r *powerRun) destroy(i int) func() func(context.Context, *sdk.Client, *rec
 			}
 			_, err = receipt.Verify(done.Receipt, pinned)
 			return err
-		}
+		}}
 	}
 }
 
@@ -261,6 +267,12 @@ func (r *powerRun) replay(i int, c cut) {
 	}()
 	d := &deployment{t: r.t, dir: dir, data: filepath.Join(dir, "keyd")}
 	when := fmt.Sprintf("cut %d, after %d acknowledgements", i, c.acked)
+	anchored := anchoredEntries(r.t, d.data)
+	for n, a := range r.acks[:c.acked] {
+		if a.entries > anchored {
+			r.t.Errorf("%s: the acknowledged %s (%d) is not in the anchor, which holds %d entries and not %d", when, a.what, n, anchored, a.entries)
+		}
+	}
 	k, err := startKeyd(r.t.Context(), filepath.Join(bin, "keyd"), d.data)
 	if err != nil {
 		r.t.Errorf("%s: %v", when, err)
@@ -294,4 +306,22 @@ func listing(dir string) string {
 		return nil
 	})
 	return b.String()
+}
+
+// anchoredEntries is how many entries the anchor holds, by its newest object,
+// whose path spells the number.
+func anchoredEntries(t testing.TB, data string) uint64 {
+	objects, err := filepath.Glob(filepath.Join(data, "anchor/objects/*/*/*/*/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(objects) == 0 {
+		return 0
+	}
+	digits := strings.NewReplacer("x", "", "/", "").Replace(strings.TrimPrefix(objects[len(objects)-1], filepath.Join(data, "anchor/objects")))
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
