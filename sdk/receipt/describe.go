@@ -110,12 +110,15 @@ func (p *printer) entry(e VerifiedEntry) {
 			p.line("  retention", "%d s", s.RetentionS)
 		}
 	}
-	if s.Root != "" || strings.HasPrefix(string(s.Kind), "epoch-") {
+	if s.Root != "" || s.Kind == Sanitised || strings.HasPrefix(string(s.Kind), "epoch-") {
 		p.line("  epoch", "%d", s.Epoch)
 	}
 	p.given("root", s.Root)
 	p.given("kms", s.KMS)
 	p.givenTime("planned end", s.PlannedEnd)
+	if s.Kind != Scheduled {
+		p.givenTime("due", s.Due)
+	}
 	p.given("next key", s.VerifierKey)
 }
 
@@ -145,6 +148,12 @@ func (p *printer) stages(st Stages) {
 	switch {
 	case !st.Final.IsZero():
 		p.line("final", "at %s, on the basis %s: no older copy of the key store brings the keys back", stamp(st.Final), st.FinalBasis)
+	case !st.RootKept.IsZero():
+		p.line("final", "no: at %s the destruction of the root was called off, and what was planned does not hold; an older copy "+
+			"of the key store, with the root that wrapped it, could bring the keys back", stamp(st.RootKept))
+	case !st.RootDue.IsZero():
+		p.line("final", "not stated yet: the root is to be destroyed at %s, on the basis %s; until then an older copy of the key store, "+
+			"with that root, could bring the keys back", stamp(st.RootDue), st.FinalBasis)
 	case !st.FinalBy.IsZero():
 		p.line("final", "not stated yet: planned by %s, on the basis %s; until then an older copy of the key store, "+
 			"with the root that wrapped it, could bring the keys back", stamp(st.FinalBy), st.FinalBasis)

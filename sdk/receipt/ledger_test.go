@@ -224,8 +224,8 @@ func examples() []receipt.Statement {
 		{Kind: receipt.EpochDrained, Time: at(11), Epoch: 3},
 		{Kind: receipt.EpochRetiring, Time: at(12), Epoch: 3, Root: "root-3", KMS: "awskms", Due: at(7 * 24 * 3600)},
 		{Kind: receipt.EpochClosed, Time: at(13), Epoch: 3, Root: "root-3", KMS: "awskms", FinalBasis: "aws-kms"},
-		{Kind: receipt.Sanitised, Time: at(14), Tenant: "acme", Handle: testHandle, Epoch: 4, Of: index(2)},
-		{Kind: receipt.Final, Time: at(15), Tenant: "acme", Handle: testHandle, Epoch: 4, FinalBasis: "local-root-file", Of: index(2)},
+		{Kind: receipt.Sanitised, Time: at(14), Epoch: 3},
+		{Kind: receipt.EpochCancelled, Time: at(15), Epoch: 3, Root: "root-3", KMS: "awskms"},
 		{Kind: receipt.LedgerKey, Time: at(16), VerifierKey: nextKey},
 	}
 }

@@ -181,16 +181,24 @@ func Verify(receipt []byte, pinned *Keys) (*Verified, error) {
 var about = map[Kind][]Kind{
 	Cancelled:    {Scheduled},
 	Destroyed:    {Scheduled},
-	Sanitised:    {Destroyed, Expired},
-	Final:        {Destroyed, Expired},
 	Reinstated:   {Destroyed},
 	HoldReleased: {HoldPlaced},
+}
+
+// ofEpoch are the kinds of later entries that are about all destructions and
+// expiries of their epoch.
+func ofEpoch(k Kind) bool {
+	switch k {
+	case Sanitised, EpochRetiring, EpochCancelled, EpochClosed:
+		return true
+	}
+	return false
 }
 
 func (v *Verified) belongTogether() error {
 	first := v.Entries[0]
 	switch first.Statement.Kind {
-	case Sanitised, Final, Cancelled:
+	case Sanitised, EpochCancelled, Cancelled:
 		return fmt.Errorf("%w: a later stage without what it is about", ErrMismatch)
 	}
 	roots := make(map[uint64][32]byte)
@@ -218,6 +226,9 @@ func (v *Verified) belongTogether() error {
 // isAboutEarlier reports whether entry i is about one before it.
 func (v *Verified) isAboutEarlier(i int) bool {
 	s := v.Entries[i].Statement
+	if ofEpoch(s.Kind) {
+		return v.endsEpoch(i)
+	}
 	for _, e := range v.Entries[:i] {
 		if s.Of == nil || e.Index != *s.Of || e.Statement.Tenant != s.Tenant {
 			continue
@@ -232,6 +243,30 @@ func (v *Verified) isAboutEarlier(i int) bool {
 		}
 	}
 	return false
+}
+
+// endsEpoch reports whether entry i, which is about an epoch, is about that of
+// a destruction or expiry before it, and no earlier entry says the same or has
+// closed the epoch.
+func (v *Verified) endsEpoch(i int) bool {
+	s := v.Entries[i].Statement
+	found := false
+	for _, e := range v.Entries[:i] {
+		if e.Statement.Epoch != s.Epoch {
+			continue
+		}
+		switch e.Statement.Kind {
+		case Destroyed, Expired:
+			found = true
+		case EpochClosed:
+			return false
+		case Sanitised:
+			if s.Kind == Sanitised {
+				return false
+			}
+		}
+	}
+	return found
 }
 
 // Stages is how far a destruction has come as far as its receipt states. A zero
@@ -252,7 +287,12 @@ type Stages struct {
 	// FinalBy is the plan, and FinalBasis how far it reaches.
 	FinalBy    time.Time
 	FinalBasis string
-	// Final is when it was stated to be final.
+	// RootDue is when the KMS destroys the root of the destruction's epoch.
+	RootDue time.Time
+	// RootKept is when that was called off, which leaves FinalBy without
+	// ground; zero if it was not, or was scheduled again.
+	RootKept time.Time
+	// Final is when the root, and every root before it, was stated to be destroyed.
 	Final time.Time
 }
 
@@ -275,8 +315,16 @@ func (v *Verified) Stages() Stages {
 			st.FinalBy, st.FinalBasis = s.FinalBy, s.FinalBasis
 		case Sanitised:
 			st.Sanitised = s.Time
-		case Final:
-			st.Final, st.FinalBasis = s.Time, s.FinalBasis
+		case EpochRetiring:
+			if !st.Destroyed.IsZero() {
+				st.RootDue, st.RootKept = s.Due, time.Time{}
+			}
+		case EpochCancelled:
+			st.RootDue, st.RootKept = time.Time{}, s.Time
+		case EpochClosed:
+			if !st.Destroyed.IsZero() {
+				st.Final, st.FinalBasis, st.RootKept = s.Time, s.FinalBasis, time.Time{}
+			}
 		}
 		if !s.DrainedBy.IsZero() {
 			st.DrainedBy = s.DrainedBy

@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/mod/sumdb/note"
 	"golang.org/x/mod/sumdb/tlog"
@@ -34,21 +35,38 @@ func story(t testing.TB) *testLedger {
 		Generation: 3, Due: at(3600), DrainedBy: at(75), Reason: "request", Anchor: "file",
 	}) // 14
 	l.fill(20)
-	l.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(700), Tenant: "acme", Handle: testHandle, Epoch: 4, Of: index(12)}) // 20
-	l.add(receipt.Statement{Kind: receipt.Cancelled, Time: at(800), Tenant: "acme", Of: index(14)})                               // 21
-	l.fill(33)
-	l.add(receipt.Statement{Kind: receipt.Final, Time: at(900_000), Tenant: "acme", Epoch: 4, FinalBasis: "local-root-file", Of: index(12)}) // 33
+	l.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(700), Epoch: 4})                      // 20
+	l.add(receipt.Statement{Kind: receipt.Cancelled, Time: at(800), Tenant: "acme", Of: index(14)}) // 21
+	l.fill(30)
+	l.add(ofEpoch(receipt.EpochRetiring, 4, at(800_000)))  // 30
+	l.add(ofEpoch(receipt.EpochCancelled, 4, at(810_000))) // 31
+	l.add(ofEpoch(receipt.EpochRetiring, 4, at(820_000)))  // 32
+	l.add(ofEpoch(receipt.EpochClosed, 4, at(900_000)))    // 33
 	l.add(receipt.Statement{
 		Kind: receipt.Destroyed, Time: at(900_010), Tenant: "acme", Handle: keyIDSlice(0x77), Scope: receipt.ScopeClasses,
 		Classes: []receipt.Class{{Name: "memory", Number: 3}}, Generation: 1, Existed: receipt.ExistedNo, Reason: "gdpr-art17",
 		DrainedBy: at(900_020), Epoch: 5, Anchor: "file",
 	}) // 34
 	l.add(receipt.Statement{Kind: receipt.LedgerKey, Time: at(900_100), VerifierKey: nextKey})                                                                          // 35
-	l.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(900_200), Tenant: "acme", Handle: keyIDSlice(1), Of: index(12)})                                          // 36
-	l.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(900_300), Tenant: "globex", Of: index(12)})                                                               // 37
+	l.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(900_200), Epoch: 5})                                                                                      // 36
+	l.add(ofEpoch(receipt.EpochClosed, 3, at(900_300)))                                                                                                                 // 37
 	l.add(receipt.Statement{Kind: receipt.Reinstated, Time: at(900_400), Tenant: "acme", Handle: testHandle, Scope: receipt.ScopePerson, Generation: 3, Of: index(12)}) // 38
+	l.add(ofEpoch(receipt.EpochCancelled, 4, at(900_500)))                                                                                                              // 39
+	l.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(900_600), Epoch: 4})                                                                                      // 40
 	l.fill(64)
 	return l
+}
+
+// ofEpoch is a statement about an epoch's root.
+func ofEpoch(kind receipt.Kind, epoch uint32, at time.Time) receipt.Statement {
+	s := receipt.Statement{Kind: kind, Time: at, Epoch: epoch, KMS: "local", Root: "local-4-00"}
+	switch kind {
+	case receipt.EpochRetiring:
+		s.Due = at.Add(10 * time.Second)
+	case receipt.EpochClosed:
+		s.FinalBasis = "local-root-file"
+	}
+	return s
 }
 
 func keyIDSlice(b byte) []byte { id := keyID(b); return id[:] }
@@ -62,6 +80,10 @@ func receipts(t testing.TB, l *testLedger) map[string][]byte {
 		"destroyed, in a larger tree":     encode(t, l.entry(12, 50)),
 		"destroyed, sanitised":            encode(t, l.entry(12, 13), l.entry(20, 21)),
 		"destroyed, sanitised, final":     encode(t, l.entry(12, 13), l.entry(20, 21), l.entry(33, 34)),
+		"destroyed, sanitised, retiring":  encode(t, l.entry(12, 13), l.entry(20, 21), l.entry(30, 31)),
+		"destroyed, sanitised, kept":      encode(t, l.entry(12, 13), l.entry(20, 21), l.entry(31, 32)),
+		"kept, and retiring again":        encode(t, l.entry(12, 13), l.entry(31, 32), l.entry(32, 33)),
+		"kept, and final in the end":      encode(t, l.entry(12, 13), l.entry(20, 21), l.entry(31, 32), l.entry(33, 34)),
 		"no key existed, no final date":   encode(t, l.entry(34, 35)),
 		"scheduled":                       encode(t, l.entry(14, 16)),
 		"scheduled, cancelled":            encode(t, l.entry(14, 16), l.entry(21, 22)),
@@ -180,6 +202,7 @@ func verifyVectors(t *testing.T) []vector {
 	all := receipts(t, l)
 	for _, name := range []string{
 		"destroyed", "destroyed, in a larger tree", "destroyed, sanitised", "destroyed, sanitised, final",
+		"destroyed, sanitised, retiring", "destroyed, sanitised, kept", "kept, and retiring again", "kept, and final in the end",
 		"no key existed, no final date", "scheduled", "scheduled, cancelled", "reinstated", "the next key",
 		"the first entry of a ledger", "two entries in one and one tree",
 	} {
@@ -280,15 +303,19 @@ func verifyVectors(t *testing.T) []vector {
 
 	// Mismatch.
 	add("mismatch", "a later stage alone", encode(t, l.entry(20, 21)))
-	add("mismatch", "a later stage of another subject", encode(t, l.entry(12, 13), l.entry(36, 37)))
-	add("mismatch", "a later stage of another tenant", encode(t, l.entry(12, 13), l.entry(37, 38)))
-	add("mismatch", "a later stage of another entry", encode(t, l.entry(14, 16), l.entry(20, 21)))
+	add("mismatch", "a root that is kept, alone", encode(t, l.entry(31, 32)))
+	add("mismatch", "a later stage of a later epoch", encode(t, l.entry(12, 13), l.entry(36, 37)))
+	add("mismatch", "the closing of an earlier epoch", encode(t, l.entry(12, 13), l.entry(37, 38)))
+	add("mismatch", "a stage of a destruction behind one that is only scheduled", encode(t, l.entry(14, 16), l.entry(20, 21)))
+	add("mismatch", "sanitised twice", encode(t, l.entry(12, 13), l.entry(20, 21), l.entry(40, 41)))
+	add("mismatch", "kept after it was closed", encode(t, l.entry(12, 13), l.entry(33, 34), l.entry(39, 40)))
+	add("mismatch", "draining is not a stage", encode(t, l.entry(12, 13), l.entry(13, 14)))
 	add("mismatch", "final before the destruction", encode(t, l.entry(33, 34), l.entry(12, 13)))
 	add("mismatch", "an entry twice", encode(t, l.entry(12, 13), l.entry(12, 13)))
 	add("mismatch", "two destructions", encode(t, l.entry(12, 13), l.entry(34, 35)))
 	early := newTestLedger(t)
 	early.fill(3)
-	early.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(1), Tenant: "acme", Of: index(7)})
+	early.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(1), Epoch: 4})
 	early.fill(7)
 	early.add(destroyed())
 	add("mismatch", "a stage that was logged before what it is about", encode(t, early.entry(7, 8), early.entry(3, 8)))
@@ -299,7 +326,7 @@ func verifyVectors(t *testing.T) []vector {
 	fork.fill(11)
 	fork.add(destroyed())
 	fork.add(destroyed())
-	fork.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(1), Tenant: "acme", Of: index(12)})
+	fork.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(1), Epoch: 4})
 	add("mismatch", "two roots of one size", encode(t, l.entry(12, 14), fork.entry(13, 14)))
 	return out
 }
@@ -534,14 +561,24 @@ func TestStages(t *testing.T) {
 	sanitised.Sanitised = at(700)
 	final := sanitised
 	final.Final = at(900_000)
+	retiring := sanitised
+	retiring.RootDue = at(800_010)
+	kept := sanitised
+	kept.RootKept = at(810_000)
+	again := d
+	again.RootDue = at(820_010)
 	for name, want := range map[string]receipt.Stages{
-		"destroyed":                     d,
-		"destroyed, sanitised":          sanitised,
-		"destroyed, sanitised, final":   final,
-		"no key existed, no final date": {Denied: at(900_010), Destroyed: at(900_010), DrainedBy: at(900_020)},
-		"scheduled":                     {Denied: at(10), Due: at(3600), DrainedBy: at(75)},
-		"scheduled, cancelled":          {Due: at(3600), DrainedBy: at(75), Cancelled: at(800)},
-		"the next key":                  {},
+		"destroyed":                      d,
+		"destroyed, sanitised":           sanitised,
+		"destroyed, sanitised, final":    final,
+		"destroyed, sanitised, retiring": retiring,
+		"destroyed, sanitised, kept":     kept,
+		"kept, and retiring again":       again,
+		"kept, and final in the end":     final,
+		"no key existed, no final date":  {Denied: at(900_010), Destroyed: at(900_010), DrainedBy: at(900_020)},
+		"scheduled":                      {Denied: at(10), Due: at(3600), DrainedBy: at(75)},
+		"scheduled, cancelled":           {Due: at(3600), DrainedBy: at(75), Cancelled: at(800)},
+		"the next key":                   {},
 	} {
 		v, err := receipt.Verify(all[name], l.pinned())
 		if err != nil {
@@ -564,10 +601,12 @@ func TestDescribe(t *testing.T) {
 		"destroyed, sanitised, final": {
 			"sanitised:   at 2026-03-01T12:11:40.250Z", "final:       at 2026-03-11T22:00:00.250Z, on the basis local-root-file", "operator-asserted",
 		},
-		"no key existed, no final date": {"none existed", "final:       not stated, and no date is given"},
-		"scheduled":                     {"destroyed:   not stated; due at 2026-03-01T13:00:00.250Z", "sanitised:   not stated"},
-		"scheduled, cancelled":          {"nothing was destroyed"},
-		"the next key":                  {nextKey, "anchor:      not stated"},
+		"destroyed, sanitised, kept":     {"final:       no: at 2026-03-10T21:00:00.250Z the destruction of the root was called off"},
+		"destroyed, sanitised, retiring": {"final:       not stated yet: the root is to be destroyed at 2026-03-10T18:13:30.250Z"},
+		"no key existed, no final date":  {"none existed", "final:       not stated, and no date is given"},
+		"scheduled":                      {"destroyed:   not stated; due at 2026-03-01T13:00:00.250Z", "sanitised:   not stated"},
+		"scheduled, cancelled":           {"nothing was destroyed"},
+		"the next key":                   {nextKey, "anchor:      not stated"},
 	} {
 		v, err := receipt.Verify(all[name], l.pinned())
 		if err != nil {
@@ -602,7 +641,7 @@ func TestDescribeEveryKind(t *testing.T) {
 	for _, s := range examples() {
 		n := l.add(s)
 		switch s.Kind {
-		case receipt.Sanitised, receipt.Final, receipt.Cancelled:
+		case receipt.Sanitised, receipt.EpochCancelled, receipt.Cancelled:
 			continue // never first
 		}
 		v, err := receipt.Verify(encode(t, l.entry(n, n+1)), l.pinned())

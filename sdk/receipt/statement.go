@@ -47,10 +47,13 @@ const (
 	EpochDraining Kind = "epoch-draining"
 	EpochDrained  Kind = "epoch-drained"
 	EpochRetiring Kind = "epoch-retiring"
-	EpochClosed   Kind = "epoch-closed"
-	Sanitised     Kind = "sanitised"
-	Final         Kind = "final"
-	LedgerKey     Kind = "ledger-key"
+	// EpochCancelled: the destruction of the epoch's root was called off.
+	EpochCancelled Kind = "epoch-cancelled"
+	// EpochClosed: the epoch's root is destroyed, and so are those before it.
+	EpochClosed Kind = "epoch-closed"
+	// Sanitised: the key store holds no bytes of keys wrapped in the epoch.
+	Sanitised Kind = "sanitised"
+	LedgerKey Kind = "ledger-key"
 )
 
 // Scope says how far a statement reaches.
@@ -202,14 +205,14 @@ var rules = map[Kind]rule{
 		must: []string{"anchor", "bucket_end_s", "bucket_start_s", "classes", "drained_by", "epoch", "tenant"},
 		may:  []string{"final_basis", "final_by", "of"},
 	},
-	EpochOpened:   {must: []string{"epoch", "kms", "root"}, may: []string{"planned_end"}},
-	EpochDraining: {must: []string{"epoch"}},
-	EpochDrained:  {must: []string{"epoch"}},
-	EpochRetiring: {must: []string{"epoch"}, may: []string{"due", "kms", "root"}},
-	EpochClosed:   {must: []string{"epoch"}, may: []string{"final_basis", "kms", "root"}},
-	Sanitised:     {must: []string{"of", "tenant"}, may: []string{"epoch", "handle"}},
-	Final:         {must: []string{"epoch", "final_basis", "of", "tenant"}, may: []string{"handle"}},
-	LedgerKey:     {must: []string{"verifier_key"}},
+	EpochOpened:    {must: []string{"epoch", "kms", "root"}, may: []string{"planned_end"}},
+	EpochDraining:  {must: []string{"epoch"}},
+	EpochDrained:   {must: []string{"epoch"}},
+	EpochRetiring:  {must: []string{"due", "epoch", "kms", "root"}},
+	EpochCancelled: {must: []string{"epoch", "kms", "root"}},
+	EpochClosed:    {must: []string{"epoch", "final_basis", "kms", "root"}},
+	Sanitised:      {must: []string{"epoch"}},
+	LedgerKey:      {must: []string{"verifier_key"}},
 }
 
 // field is one member of a statement's JSON object. Every value is a string, or

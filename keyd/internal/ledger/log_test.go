@@ -98,12 +98,15 @@ func TestAgainstTlog(t *testing.T) {
 func TestReceiptOfLaterStages(t *testing.T) {
 	s, sign := newStore(t), signer(t, 1)
 	s.add(5)
-	of := uint64(3)
-	sanitised := receipt.Statement{Kind: receipt.Sanitised, Time: at(100), Tenant: "acme", Of: &of}
-	b, err := sanitised.Encode()
-	must(t, "Encode", err)
-	n, _, err := ledger.Append(s.r, at(100), [][]byte{b})
-	must(t, "Append", err)
+	later := func(epoch uint32) uint64 {
+		sanitised := receipt.Statement{Kind: receipt.Sanitised, Time: at(100), Epoch: epoch}
+		b, err := sanitised.Encode()
+		must(t, "Encode", err)
+		n, _, err := ledger.Append(s.r, at(100), [][]byte{b})
+		must(t, "Append", err)
+		return n
+	}
+	n, other := later(1), later(2)
 	r, err := ledger.Receipt(s.r, sign, 3, n)
 	must(t, "Receipt", err)
 	v, err := receipt.Verify(r, pinned(t, sign))
@@ -111,7 +114,7 @@ func TestReceiptOfLaterStages(t *testing.T) {
 	if st := v.Stages(); !st.Sanitised.Equal(at(100)) || !st.Final.IsZero() {
 		t.Fatalf("stages %+v", st)
 	}
-	r, err = ledger.Receipt(s.r, sign, 2, n)
+	r, err = ledger.Receipt(s.r, sign, 3, other)
 	must(t, "Receipt", err)
 	_, err = receipt.Verify(r, pinned(t, sign))
 	wantErr(t, "Verify of stages that do not belong together", err, receipt.ErrMismatch)

@@ -164,10 +164,10 @@ KINDS = {
     "epoch-opened": ("epoch root kms", "planned_end"),
     "epoch-draining": ("epoch", ""),
     "epoch-drained": ("epoch", ""),
-    "epoch-retiring": ("epoch", "root kms due"),
-    "epoch-closed": ("epoch", "root kms final_basis"),
-    "sanitised": ("tenant of", "handle epoch"),
-    "final": ("tenant of epoch final_basis", "handle"),
+    "epoch-retiring": ("epoch root kms due", ""),
+    "epoch-cancelled": ("epoch root kms", ""),
+    "epoch-closed": ("epoch root kms final_basis", ""),
+    "sanitised": ("epoch", ""),
     "ledger-key": ("verifier_key", ""),
 }
 
@@ -274,11 +274,18 @@ def parse_proof(text):
 ABOUT = {
     "cancelled": {"scheduled"},
     "destroyed": {"scheduled"},
-    "sanitised": {"destroyed", "expired"},
-    "final": {"destroyed", "expired"},
     "reinstated": {"destroyed"},
     "hold-released": {"hold-placed"},
 }
+OF_EPOCH = {"sanitised", "epoch-retiring", "epoch-cancelled", "epoch-closed"}
+
+
+def ends_epoch(s, before):
+    """A later stage is that of the epoch of what it ends, and comes once."""
+    said = {f["kind"] for f in before if f.get("epoch") == s["epoch"]}
+    if "epoch-closed" in said or s["kind"] == "sanitised" and "sanitised" in said:
+        return False
+    return bool(said & {"destroyed", "expired"})
 
 
 def verify(text, keys):
@@ -304,9 +311,12 @@ def verify(text, keys):
     for i, (s, index, origin, size, root, _) in enumerate(found):  # step 3
         need(origin == found[0][2] and roots.setdefault(size, root) == root, "mismatch")
         if i == 0:
-            need(s["kind"] not in ("sanitised", "final", "cancelled"), "mismatch")
+            need(s["kind"] not in ("sanitised", "epoch-cancelled", "cancelled"), "mismatch")
             continue
         need(index > found[i - 1][1], "mismatch")
+        if s["kind"] in OF_EPOCH:
+            need(ends_epoch(s, [f[0] for f in found[:i]]), "mismatch")
+            continue
         need(
             any(
                 s.get("of") == str(f[1])
