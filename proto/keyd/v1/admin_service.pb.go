@@ -23,6 +23,77 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type EpochState int32
+
+const (
+	EpochState_EPOCH_STATE_UNSPECIFIED EpochState = 0
+	// Its root exists, and tenants get their keys.
+	EpochState_EPOCH_STATE_PREPARING EpochState = 1
+	// Keys are wrapped under it.
+	EpochState_EPOCH_STATE_OPEN EpochState = 2
+	// Its keys are being carried over to the next epoch.
+	EpochState_EPOCH_STATE_DRAINING EpochState = 3
+	// Nothing is read from it any more.
+	EpochState_EPOCH_STATE_DRAINED EpochState = 4
+	// The destruction of its root is scheduled.
+	EpochState_EPOCH_STATE_RETIRING EpochState = 5
+	// Its root is destroyed.
+	EpochState_EPOCH_STATE_CLOSED EpochState = 6
+	// It never opened.
+	EpochState_EPOCH_STATE_ABANDONED EpochState = 7
+)
+
+// Enum value maps for EpochState.
+var (
+	EpochState_name = map[int32]string{
+		0: "EPOCH_STATE_UNSPECIFIED",
+		1: "EPOCH_STATE_PREPARING",
+		2: "EPOCH_STATE_OPEN",
+		3: "EPOCH_STATE_DRAINING",
+		4: "EPOCH_STATE_DRAINED",
+		5: "EPOCH_STATE_RETIRING",
+		6: "EPOCH_STATE_CLOSED",
+		7: "EPOCH_STATE_ABANDONED",
+	}
+	EpochState_value = map[string]int32{
+		"EPOCH_STATE_UNSPECIFIED": 0,
+		"EPOCH_STATE_PREPARING":   1,
+		"EPOCH_STATE_OPEN":        2,
+		"EPOCH_STATE_DRAINING":    3,
+		"EPOCH_STATE_DRAINED":     4,
+		"EPOCH_STATE_RETIRING":    5,
+		"EPOCH_STATE_CLOSED":      6,
+		"EPOCH_STATE_ABANDONED":   7,
+	}
+)
+
+func (x EpochState) Enum() *EpochState {
+	p := new(EpochState)
+	*p = x
+	return p
+}
+
+func (x EpochState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EpochState) Descriptor() protoreflect.EnumDescriptor {
+	return file_keyd_v1_admin_service_proto_enumTypes[0].Descriptor()
+}
+
+func (EpochState) Type() protoreflect.EnumType {
+	return &file_keyd_v1_admin_service_proto_enumTypes[0]
+}
+
+func (x EpochState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EpochState.Descriptor instead.
+func (EpochState) EnumDescriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{0}
+}
+
 type Class struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -638,7 +709,7 @@ func (x *GetStatusResponse) GetDevelopment() bool {
 
 type ComponentStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "store", "kms", "anchor", "disk".
+	// "store", "kms", "anchor", "epochs".
 	Name    string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Healthy bool   `protobuf:"varint,2,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	// What is wrong, or which kind it is and in which failure domain.
@@ -698,6 +769,657 @@ func (x *ComponentStatus) GetDetail() string {
 	return ""
 }
 
+type Epoch struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Number  uint32                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	State   EpochState             `protobuf:"varint,2,opt,name=state,proto3,enum=keyd.v1.EpochState" json:"state,omitempty"`
+	RootId  string                 `protobuf:"bytes,3,opt,name=root_id,json=rootId,proto3" json:"root_id,omitempty"`
+	KmsKind string                 `protobuf:"bytes,4,opt,name=kms_kind,json=kmsKind,proto3" json:"kms_kind,omitempty"`
+	// Unset where it has not happened.
+	Opened     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=opened,proto3" json:"opened,omitempty"`
+	PlannedEnd *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=planned_end,json=plannedEnd,proto3" json:"planned_end,omitempty"`
+	// Every destruction in this epoch is final by then, as receipts state.
+	FinalBy      *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=final_by,json=finalBy,proto3" json:"final_by,omitempty"`
+	Draining     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=draining,proto3" json:"draining,omitempty"`
+	Drained      *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=drained,proto3" json:"drained,omitempty"`
+	Sanitised    *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=sanitised,proto3" json:"sanitised,omitempty"`
+	RootDisabled *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=root_disabled,json=rootDisabled,proto3" json:"root_disabled,omitempty"`
+	Retiring     *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=retiring,proto3" json:"retiring,omitempty"`
+	// When the KMS destroys the root.
+	Due    *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=due,proto3" json:"due,omitempty"`
+	Closed *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=closed,proto3" json:"closed,omitempty"`
+	// Wrapped keys: all when draining began, carried over, dead already, and
+	// damaged, which keeps the epoch from draining.
+	RowsTotal     uint64 `protobuf:"varint,15,opt,name=rows_total,json=rowsTotal,proto3" json:"rows_total,omitempty"`
+	RowsRewrapped uint64 `protobuf:"varint,16,opt,name=rows_rewrapped,json=rowsRewrapped,proto3" json:"rows_rewrapped,omitempty"`
+	RowsDead      uint64 `protobuf:"varint,17,opt,name=rows_dead,json=rowsDead,proto3" json:"rows_dead,omitempty"`
+	RowsDamaged   uint64 `protobuf:"varint,18,opt,name=rows_damaged,json=rowsDamaged,proto3" json:"rows_damaged,omitempty"`
+	// Estimated time until every key is carried over.
+	Eta *durationpb.Duration `protobuf:"bytes,19,opt,name=eta,proto3" json:"eta,omitempty"`
+	// final_by has passed and the epoch is not closed.
+	Late bool `protobuf:"varint,20,opt,name=late,proto3" json:"late,omitempty"`
+	// An operator keeps the root.
+	Kept bool `protobuf:"varint,21,opt,name=kept,proto3" json:"kept,omitempty"`
+	// What it waits for, in plain words.
+	WaitingFor    string `protobuf:"bytes,22,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
+	TurnRequested bool   `protobuf:"varint,23,opt,name=turn_requested,json=turnRequested,proto3" json:"turn_requested,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Epoch) Reset() {
+	*x = Epoch{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Epoch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Epoch) ProtoMessage() {}
+
+func (x *Epoch) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
+func (*Epoch) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Epoch) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Epoch) GetState() EpochState {
+	if x != nil {
+		return x.State
+	}
+	return EpochState_EPOCH_STATE_UNSPECIFIED
+}
+
+func (x *Epoch) GetRootId() string {
+	if x != nil {
+		return x.RootId
+	}
+	return ""
+}
+
+func (x *Epoch) GetKmsKind() string {
+	if x != nil {
+		return x.KmsKind
+	}
+	return ""
+}
+
+func (x *Epoch) GetOpened() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Opened
+	}
+	return nil
+}
+
+func (x *Epoch) GetPlannedEnd() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PlannedEnd
+	}
+	return nil
+}
+
+func (x *Epoch) GetFinalBy() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FinalBy
+	}
+	return nil
+}
+
+func (x *Epoch) GetDraining() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Draining
+	}
+	return nil
+}
+
+func (x *Epoch) GetDrained() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Drained
+	}
+	return nil
+}
+
+func (x *Epoch) GetSanitised() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Sanitised
+	}
+	return nil
+}
+
+func (x *Epoch) GetRootDisabled() *timestamppb.Timestamp {
+	if x != nil {
+		return x.RootDisabled
+	}
+	return nil
+}
+
+func (x *Epoch) GetRetiring() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Retiring
+	}
+	return nil
+}
+
+func (x *Epoch) GetDue() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Due
+	}
+	return nil
+}
+
+func (x *Epoch) GetClosed() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Closed
+	}
+	return nil
+}
+
+func (x *Epoch) GetRowsTotal() uint64 {
+	if x != nil {
+		return x.RowsTotal
+	}
+	return 0
+}
+
+func (x *Epoch) GetRowsRewrapped() uint64 {
+	if x != nil {
+		return x.RowsRewrapped
+	}
+	return 0
+}
+
+func (x *Epoch) GetRowsDead() uint64 {
+	if x != nil {
+		return x.RowsDead
+	}
+	return 0
+}
+
+func (x *Epoch) GetRowsDamaged() uint64 {
+	if x != nil {
+		return x.RowsDamaged
+	}
+	return 0
+}
+
+func (x *Epoch) GetEta() *durationpb.Duration {
+	if x != nil {
+		return x.Eta
+	}
+	return nil
+}
+
+func (x *Epoch) GetLate() bool {
+	if x != nil {
+		return x.Late
+	}
+	return false
+}
+
+func (x *Epoch) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
+}
+
+func (x *Epoch) GetWaitingFor() string {
+	if x != nil {
+		return x.WaitingFor
+	}
+	return ""
+}
+
+func (x *Epoch) GetTurnRequested() bool {
+	if x != nil {
+		return x.TurnRequested
+	}
+	return false
+}
+
+type GetEpochsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetEpochsRequest) Reset() {
+	*x = GetEpochsRequest{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetEpochsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetEpochsRequest) ProtoMessage() {}
+
+func (x *GetEpochsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetEpochsRequest.ProtoReflect.Descriptor instead.
+func (*GetEpochsRequest) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{13}
+}
+
+type GetEpochsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Oldest first.
+	Epochs []*Epoch `protobuf:"bytes,1,rep,name=epochs,proto3" json:"epochs,omitempty"`
+	// Why the background work does not go on, if it does not.
+	Problem       string `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetEpochsResponse) Reset() {
+	*x = GetEpochsResponse{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetEpochsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetEpochsResponse) ProtoMessage() {}
+
+func (x *GetEpochsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetEpochsResponse.ProtoReflect.Descriptor instead.
+func (*GetEpochsResponse) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *GetEpochsResponse) GetEpochs() []*Epoch {
+	if x != nil {
+		return x.Epochs
+	}
+	return nil
+}
+
+func (x *GetEpochsResponse) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+type TurnEpochRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The epoch to turn, so that a repeat does not turn the next one too. Zero:
+	// the open one.
+	Epoch         uint32 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TurnEpochRequest) Reset() {
+	*x = TurnEpochRequest{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TurnEpochRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TurnEpochRequest) ProtoMessage() {}
+
+func (x *TurnEpochRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TurnEpochRequest.ProtoReflect.Descriptor instead.
+func (*TurnEpochRequest) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *TurnEpochRequest) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type TurnEpochResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The epoch that turns or has turned.
+	Epoch         uint32 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TurnEpochResponse) Reset() {
+	*x = TurnEpochResponse{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TurnEpochResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TurnEpochResponse) ProtoMessage() {}
+
+func (x *TurnEpochResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TurnEpochResponse.ProtoReflect.Descriptor instead.
+func (*TurnEpochResponse) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *TurnEpochResponse) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type CancelRetirementRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint32                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelRetirementRequest) Reset() {
+	*x = CancelRetirementRequest{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelRetirementRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelRetirementRequest) ProtoMessage() {}
+
+func (x *CancelRetirementRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelRetirementRequest.ProtoReflect.Descriptor instead.
+func (*CancelRetirementRequest) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *CancelRetirementRequest) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type CancelRetirementResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelRetirementResponse) Reset() {
+	*x = CancelRetirementResponse{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelRetirementResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelRetirementResponse) ProtoMessage() {}
+
+func (x *CancelRetirementResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelRetirementResponse.ProtoReflect.Descriptor instead.
+func (*CancelRetirementResponse) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{18}
+}
+
+type ResumeRetirementRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint32                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeRetirementRequest) Reset() {
+	*x = ResumeRetirementRequest{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeRetirementRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeRetirementRequest) ProtoMessage() {}
+
+func (x *ResumeRetirementRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeRetirementRequest.ProtoReflect.Descriptor instead.
+func (*ResumeRetirementRequest) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ResumeRetirementRequest) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type ResumeRetirementResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeRetirementResponse) Reset() {
+	*x = ResumeRetirementResponse{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeRetirementResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeRetirementResponse) ProtoMessage() {}
+
+func (x *ResumeRetirementResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeRetirementResponse.ProtoReflect.Descriptor instead.
+func (*ResumeRetirementResponse) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{20}
+}
+
+type ConfirmClockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmClockRequest) Reset() {
+	*x = ConfirmClockRequest{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmClockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmClockRequest) ProtoMessage() {}
+
+func (x *ConfirmClockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmClockRequest.ProtoReflect.Descriptor instead.
+func (*ConfirmClockRequest) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{21}
+}
+
+type ConfirmClockResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The time that was confirmed.
+	Time          *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmClockResponse) Reset() {
+	*x = ConfirmClockResponse{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmClockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmClockResponse) ProtoMessage() {}
+
+func (x *ConfirmClockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmClockResponse.ProtoReflect.Descriptor instead.
+func (*ConfirmClockResponse) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ConfirmClockResponse) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
 var File_keyd_v1_admin_service_proto protoreflect.FileDescriptor
 
 const file_keyd_v1_admin_service_proto_rawDesc = "" +
@@ -747,13 +1469,73 @@ const file_keyd_v1_admin_service_proto_rawDesc = "" +
 	"\x0fComponentStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\ahealthy\x18\x02 \x01(\bR\ahealthy\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail2\xf4\x02\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\xcc\a\n" +
+	"\x05Epoch\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\rR\x06number\x12)\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x13.keyd.v1.EpochStateR\x05state\x12\x17\n" +
+	"\aroot_id\x18\x03 \x01(\tR\x06rootId\x12\x19\n" +
+	"\bkms_kind\x18\x04 \x01(\tR\akmsKind\x122\n" +
+	"\x06opened\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06opened\x12;\n" +
+	"\vplanned_end\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"plannedEnd\x125\n" +
+	"\bfinal_by\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\afinalBy\x126\n" +
+	"\bdraining\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bdraining\x124\n" +
+	"\adrained\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\adrained\x128\n" +
+	"\tsanitised\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\tsanitised\x12?\n" +
+	"\rroot_disabled\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\frootDisabled\x126\n" +
+	"\bretiring\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\bretiring\x12,\n" +
+	"\x03due\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x03due\x122\n" +
+	"\x06closed\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x06closed\x12\x1d\n" +
+	"\n" +
+	"rows_total\x18\x0f \x01(\x04R\trowsTotal\x12%\n" +
+	"\x0erows_rewrapped\x18\x10 \x01(\x04R\rrowsRewrapped\x12\x1b\n" +
+	"\trows_dead\x18\x11 \x01(\x04R\browsDead\x12!\n" +
+	"\frows_damaged\x18\x12 \x01(\x04R\vrowsDamaged\x12+\n" +
+	"\x03eta\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\x03eta\x12\x12\n" +
+	"\x04late\x18\x14 \x01(\bR\x04late\x12\x12\n" +
+	"\x04kept\x18\x15 \x01(\bR\x04kept\x12\x1f\n" +
+	"\vwaiting_for\x18\x16 \x01(\tR\n" +
+	"waitingFor\x12%\n" +
+	"\x0eturn_requested\x18\x17 \x01(\bR\rturnRequested\"\x12\n" +
+	"\x10GetEpochsRequest\"U\n" +
+	"\x11GetEpochsResponse\x12&\n" +
+	"\x06epochs\x18\x01 \x03(\v2\x0e.keyd.v1.EpochR\x06epochs\x12\x18\n" +
+	"\aproblem\x18\x02 \x01(\tR\aproblem\"(\n" +
+	"\x10TurnEpochRequest\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\rR\x05epoch\")\n" +
+	"\x11TurnEpochResponse\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\rR\x05epoch\"/\n" +
+	"\x17CancelRetirementRequest\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\rR\x05epoch\"\x1a\n" +
+	"\x18CancelRetirementResponse\"/\n" +
+	"\x17ResumeRetirementRequest\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\rR\x05epoch\"\x1a\n" +
+	"\x18ResumeRetirementResponse\"\x15\n" +
+	"\x13ConfirmClockRequest\"F\n" +
+	"\x14ConfirmClockResponse\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time*\xda\x01\n" +
+	"\n" +
+	"EpochState\x12\x1b\n" +
+	"\x17EPOCH_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15EPOCH_STATE_PREPARING\x10\x01\x12\x14\n" +
+	"\x10EPOCH_STATE_OPEN\x10\x02\x12\x18\n" +
+	"\x14EPOCH_STATE_DRAINING\x10\x03\x12\x17\n" +
+	"\x13EPOCH_STATE_DRAINED\x10\x04\x12\x18\n" +
+	"\x14EPOCH_STATE_RETIRING\x10\x05\x12\x16\n" +
+	"\x12EPOCH_STATE_CLOSED\x10\x06\x12\x19\n" +
+	"\x15EPOCH_STATE_ABANDONED\x10\a2\xfb\x05\n" +
 	"\fAdminService\x12K\n" +
 	"\fCreateTenant\x12\x1c.keyd.v1.CreateTenantRequest\x1a\x1d.keyd.v1.CreateTenantResponse\x12H\n" +
 	"\vListTenants\x12\x1b.keyd.v1.ListTenantsRequest\x1a\x1c.keyd.v1.ListTenantsResponse\x12?\n" +
 	"\bPutClass\x12\x18.keyd.v1.PutClassRequest\x1a\x19.keyd.v1.PutClassResponse\x12H\n" +
 	"\vListClasses\x12\x1b.keyd.v1.ListClassesRequest\x1a\x1c.keyd.v1.ListClassesResponse\x12B\n" +
-	"\tGetStatus\x12\x19.keyd.v1.GetStatusRequest\x1a\x1a.keyd.v1.GetStatusResponseB\x1cZ\x1alethe/proto/keyd/v1;keydv1b\x06proto3"
+	"\tGetStatus\x12\x19.keyd.v1.GetStatusRequest\x1a\x1a.keyd.v1.GetStatusResponse\x12B\n" +
+	"\tGetEpochs\x12\x19.keyd.v1.GetEpochsRequest\x1a\x1a.keyd.v1.GetEpochsResponse\x12B\n" +
+	"\tTurnEpoch\x12\x19.keyd.v1.TurnEpochRequest\x1a\x1a.keyd.v1.TurnEpochResponse\x12W\n" +
+	"\x10CancelRetirement\x12 .keyd.v1.CancelRetirementRequest\x1a!.keyd.v1.CancelRetirementResponse\x12W\n" +
+	"\x10ResumeRetirement\x12 .keyd.v1.ResumeRetirementRequest\x1a!.keyd.v1.ResumeRetirementResponse\x12K\n" +
+	"\fConfirmClock\x12\x1c.keyd.v1.ConfirmClockRequest\x1a\x1d.keyd.v1.ConfirmClockResponseB\x1cZ\x1alethe/proto/keyd/v1;keydv1b\x06proto3"
 
 var (
 	file_keyd_v1_admin_service_proto_rawDescOnce sync.Once
@@ -767,49 +1549,86 @@ func file_keyd_v1_admin_service_proto_rawDescGZIP() []byte {
 	return file_keyd_v1_admin_service_proto_rawDescData
 }
 
-var file_keyd_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_keyd_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_keyd_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_keyd_v1_admin_service_proto_goTypes = []any{
-	(*Class)(nil),                 // 0: keyd.v1.Class
-	(*CreateTenantRequest)(nil),   // 1: keyd.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),  // 2: keyd.v1.CreateTenantResponse
-	(*ListTenantsRequest)(nil),    // 3: keyd.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),   // 4: keyd.v1.ListTenantsResponse
-	(*PutClassRequest)(nil),       // 5: keyd.v1.PutClassRequest
-	(*PutClassResponse)(nil),      // 6: keyd.v1.PutClassResponse
-	(*ListClassesRequest)(nil),    // 7: keyd.v1.ListClassesRequest
-	(*ListClassesResponse)(nil),   // 8: keyd.v1.ListClassesResponse
-	(*GetStatusRequest)(nil),      // 9: keyd.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 10: keyd.v1.GetStatusResponse
-	(*ComponentStatus)(nil),       // 11: keyd.v1.ComponentStatus
-	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(EpochState)(0),                  // 0: keyd.v1.EpochState
+	(*Class)(nil),                    // 1: keyd.v1.Class
+	(*CreateTenantRequest)(nil),      // 2: keyd.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),     // 3: keyd.v1.CreateTenantResponse
+	(*ListTenantsRequest)(nil),       // 4: keyd.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 5: keyd.v1.ListTenantsResponse
+	(*PutClassRequest)(nil),          // 6: keyd.v1.PutClassRequest
+	(*PutClassResponse)(nil),         // 7: keyd.v1.PutClassResponse
+	(*ListClassesRequest)(nil),       // 8: keyd.v1.ListClassesRequest
+	(*ListClassesResponse)(nil),      // 9: keyd.v1.ListClassesResponse
+	(*GetStatusRequest)(nil),         // 10: keyd.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 11: keyd.v1.GetStatusResponse
+	(*ComponentStatus)(nil),          // 12: keyd.v1.ComponentStatus
+	(*Epoch)(nil),                    // 13: keyd.v1.Epoch
+	(*GetEpochsRequest)(nil),         // 14: keyd.v1.GetEpochsRequest
+	(*GetEpochsResponse)(nil),        // 15: keyd.v1.GetEpochsResponse
+	(*TurnEpochRequest)(nil),         // 16: keyd.v1.TurnEpochRequest
+	(*TurnEpochResponse)(nil),        // 17: keyd.v1.TurnEpochResponse
+	(*CancelRetirementRequest)(nil),  // 18: keyd.v1.CancelRetirementRequest
+	(*CancelRetirementResponse)(nil), // 19: keyd.v1.CancelRetirementResponse
+	(*ResumeRetirementRequest)(nil),  // 20: keyd.v1.ResumeRetirementRequest
+	(*ResumeRetirementResponse)(nil), // 21: keyd.v1.ResumeRetirementResponse
+	(*ConfirmClockRequest)(nil),      // 22: keyd.v1.ConfirmClockRequest
+	(*ConfirmClockResponse)(nil),     // 23: keyd.v1.ConfirmClockResponse
+	(*durationpb.Duration)(nil),      // 24: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 25: google.protobuf.Timestamp
 }
 var file_keyd_v1_admin_service_proto_depIdxs = []int32{
-	12, // 0: keyd.v1.Class.bucket_width:type_name -> google.protobuf.Duration
-	12, // 1: keyd.v1.Class.lease:type_name -> google.protobuf.Duration
-	12, // 2: keyd.v1.Class.retention:type_name -> google.protobuf.Duration
-	0,  // 3: keyd.v1.CreateTenantRequest.classes:type_name -> keyd.v1.Class
-	0,  // 4: keyd.v1.CreateTenantResponse.classes:type_name -> keyd.v1.Class
-	0,  // 5: keyd.v1.PutClassRequest.class:type_name -> keyd.v1.Class
-	0,  // 6: keyd.v1.PutClassResponse.class:type_name -> keyd.v1.Class
-	0,  // 7: keyd.v1.ListClassesResponse.classes:type_name -> keyd.v1.Class
-	13, // 8: keyd.v1.GetStatusResponse.epoch_planned_end:type_name -> google.protobuf.Timestamp
-	11, // 9: keyd.v1.GetStatusResponse.components:type_name -> keyd.v1.ComponentStatus
-	1,  // 10: keyd.v1.AdminService.CreateTenant:input_type -> keyd.v1.CreateTenantRequest
-	3,  // 11: keyd.v1.AdminService.ListTenants:input_type -> keyd.v1.ListTenantsRequest
-	5,  // 12: keyd.v1.AdminService.PutClass:input_type -> keyd.v1.PutClassRequest
-	7,  // 13: keyd.v1.AdminService.ListClasses:input_type -> keyd.v1.ListClassesRequest
-	9,  // 14: keyd.v1.AdminService.GetStatus:input_type -> keyd.v1.GetStatusRequest
-	2,  // 15: keyd.v1.AdminService.CreateTenant:output_type -> keyd.v1.CreateTenantResponse
-	4,  // 16: keyd.v1.AdminService.ListTenants:output_type -> keyd.v1.ListTenantsResponse
-	6,  // 17: keyd.v1.AdminService.PutClass:output_type -> keyd.v1.PutClassResponse
-	8,  // 18: keyd.v1.AdminService.ListClasses:output_type -> keyd.v1.ListClassesResponse
-	10, // 19: keyd.v1.AdminService.GetStatus:output_type -> keyd.v1.GetStatusResponse
-	15, // [15:20] is the sub-list for method output_type
-	10, // [10:15] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	24, // 0: keyd.v1.Class.bucket_width:type_name -> google.protobuf.Duration
+	24, // 1: keyd.v1.Class.lease:type_name -> google.protobuf.Duration
+	24, // 2: keyd.v1.Class.retention:type_name -> google.protobuf.Duration
+	1,  // 3: keyd.v1.CreateTenantRequest.classes:type_name -> keyd.v1.Class
+	1,  // 4: keyd.v1.CreateTenantResponse.classes:type_name -> keyd.v1.Class
+	1,  // 5: keyd.v1.PutClassRequest.class:type_name -> keyd.v1.Class
+	1,  // 6: keyd.v1.PutClassResponse.class:type_name -> keyd.v1.Class
+	1,  // 7: keyd.v1.ListClassesResponse.classes:type_name -> keyd.v1.Class
+	25, // 8: keyd.v1.GetStatusResponse.epoch_planned_end:type_name -> google.protobuf.Timestamp
+	12, // 9: keyd.v1.GetStatusResponse.components:type_name -> keyd.v1.ComponentStatus
+	0,  // 10: keyd.v1.Epoch.state:type_name -> keyd.v1.EpochState
+	25, // 11: keyd.v1.Epoch.opened:type_name -> google.protobuf.Timestamp
+	25, // 12: keyd.v1.Epoch.planned_end:type_name -> google.protobuf.Timestamp
+	25, // 13: keyd.v1.Epoch.final_by:type_name -> google.protobuf.Timestamp
+	25, // 14: keyd.v1.Epoch.draining:type_name -> google.protobuf.Timestamp
+	25, // 15: keyd.v1.Epoch.drained:type_name -> google.protobuf.Timestamp
+	25, // 16: keyd.v1.Epoch.sanitised:type_name -> google.protobuf.Timestamp
+	25, // 17: keyd.v1.Epoch.root_disabled:type_name -> google.protobuf.Timestamp
+	25, // 18: keyd.v1.Epoch.retiring:type_name -> google.protobuf.Timestamp
+	25, // 19: keyd.v1.Epoch.due:type_name -> google.protobuf.Timestamp
+	25, // 20: keyd.v1.Epoch.closed:type_name -> google.protobuf.Timestamp
+	24, // 21: keyd.v1.Epoch.eta:type_name -> google.protobuf.Duration
+	13, // 22: keyd.v1.GetEpochsResponse.epochs:type_name -> keyd.v1.Epoch
+	25, // 23: keyd.v1.ConfirmClockResponse.time:type_name -> google.protobuf.Timestamp
+	2,  // 24: keyd.v1.AdminService.CreateTenant:input_type -> keyd.v1.CreateTenantRequest
+	4,  // 25: keyd.v1.AdminService.ListTenants:input_type -> keyd.v1.ListTenantsRequest
+	6,  // 26: keyd.v1.AdminService.PutClass:input_type -> keyd.v1.PutClassRequest
+	8,  // 27: keyd.v1.AdminService.ListClasses:input_type -> keyd.v1.ListClassesRequest
+	10, // 28: keyd.v1.AdminService.GetStatus:input_type -> keyd.v1.GetStatusRequest
+	14, // 29: keyd.v1.AdminService.GetEpochs:input_type -> keyd.v1.GetEpochsRequest
+	16, // 30: keyd.v1.AdminService.TurnEpoch:input_type -> keyd.v1.TurnEpochRequest
+	18, // 31: keyd.v1.AdminService.CancelRetirement:input_type -> keyd.v1.CancelRetirementRequest
+	20, // 32: keyd.v1.AdminService.ResumeRetirement:input_type -> keyd.v1.ResumeRetirementRequest
+	22, // 33: keyd.v1.AdminService.ConfirmClock:input_type -> keyd.v1.ConfirmClockRequest
+	3,  // 34: keyd.v1.AdminService.CreateTenant:output_type -> keyd.v1.CreateTenantResponse
+	5,  // 35: keyd.v1.AdminService.ListTenants:output_type -> keyd.v1.ListTenantsResponse
+	7,  // 36: keyd.v1.AdminService.PutClass:output_type -> keyd.v1.PutClassResponse
+	9,  // 37: keyd.v1.AdminService.ListClasses:output_type -> keyd.v1.ListClassesResponse
+	11, // 38: keyd.v1.AdminService.GetStatus:output_type -> keyd.v1.GetStatusResponse
+	15, // 39: keyd.v1.AdminService.GetEpochs:output_type -> keyd.v1.GetEpochsResponse
+	17, // 40: keyd.v1.AdminService.TurnEpoch:output_type -> keyd.v1.TurnEpochResponse
+	19, // 41: keyd.v1.AdminService.CancelRetirement:output_type -> keyd.v1.CancelRetirementResponse
+	21, // 42: keyd.v1.AdminService.ResumeRetirement:output_type -> keyd.v1.ResumeRetirementResponse
+	23, // 43: keyd.v1.AdminService.ConfirmClock:output_type -> keyd.v1.ConfirmClockResponse
+	34, // [34:44] is the sub-list for method output_type
+	24, // [24:34] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_keyd_v1_admin_service_proto_init() }
@@ -822,13 +1641,14 @@ func file_keyd_v1_admin_service_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyd_v1_admin_service_proto_rawDesc), len(file_keyd_v1_admin_service_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   12,
+			NumEnums:      1,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_keyd_v1_admin_service_proto_goTypes,
 		DependencyIndexes: file_keyd_v1_admin_service_proto_depIdxs,
+		EnumInfos:         file_keyd_v1_admin_service_proto_enumTypes,
 		MessageInfos:      file_keyd_v1_admin_service_proto_msgTypes,
 	}.Build()
 	File_keyd_v1_admin_service_proto = out.File

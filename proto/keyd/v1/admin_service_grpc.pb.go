@@ -19,11 +19,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdminService_CreateTenant_FullMethodName = "/keyd.v1.AdminService/CreateTenant"
-	AdminService_ListTenants_FullMethodName  = "/keyd.v1.AdminService/ListTenants"
-	AdminService_PutClass_FullMethodName     = "/keyd.v1.AdminService/PutClass"
-	AdminService_ListClasses_FullMethodName  = "/keyd.v1.AdminService/ListClasses"
-	AdminService_GetStatus_FullMethodName    = "/keyd.v1.AdminService/GetStatus"
+	AdminService_CreateTenant_FullMethodName     = "/keyd.v1.AdminService/CreateTenant"
+	AdminService_ListTenants_FullMethodName      = "/keyd.v1.AdminService/ListTenants"
+	AdminService_PutClass_FullMethodName         = "/keyd.v1.AdminService/PutClass"
+	AdminService_ListClasses_FullMethodName      = "/keyd.v1.AdminService/ListClasses"
+	AdminService_GetStatus_FullMethodName        = "/keyd.v1.AdminService/GetStatus"
+	AdminService_GetEpochs_FullMethodName        = "/keyd.v1.AdminService/GetEpochs"
+	AdminService_TurnEpoch_FullMethodName        = "/keyd.v1.AdminService/TurnEpoch"
+	AdminService_CancelRetirement_FullMethodName = "/keyd.v1.AdminService/CancelRetirement"
+	AdminService_ResumeRetirement_FullMethodName = "/keyd.v1.AdminService/ResumeRetirement"
+	AdminService_ConfirmClock_FullMethodName     = "/keyd.v1.AdminService/ConfirmClock"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -41,6 +46,21 @@ type AdminServiceClient interface {
 	PutClass(ctx context.Context, in *PutClassRequest, opts ...grpc.CallOption) (*PutClassResponse, error)
 	ListClasses(ctx context.Context, in *ListClassesRequest, opts ...grpc.CallOption) (*ListClassesResponse, error)
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
+	// GetEpochs tells of every epoch how far it has come.
+	GetEpochs(ctx context.Context, in *GetEpochsRequest, opts ...grpc.CallOption) (*GetEpochsResponse, error)
+	// TurnEpoch has the open epoch turned as soon as the one before it has
+	// drained. It answers when that is recorded; keyd does it in the background.
+	TurnEpoch(ctx context.Context, in *TurnEpochRequest, opts ...grpc.CallOption) (*TurnEpochResponse, error)
+	// CancelRetirement keeps the root of a drained epoch from being destroyed,
+	// and calls off its destruction in the KMS while that can be done. It is
+	// logged, and receipts of that epoch say so from then on.
+	CancelRetirement(ctx context.Context, in *CancelRetirementRequest, opts ...grpc.CallOption) (*CancelRetirementResponse, error)
+	// ResumeRetirement undoes CancelRetirement, and what an operator did in the
+	// KMS itself.
+	ResumeRetirement(ctx context.Context, in *ResumeRetirementRequest, opts ...grpc.CallOption) (*ResumeRetirementResponse, error)
+	// ConfirmClock says that keyd's clock is right although it has jumped: what
+	// a clock triggers and nobody can undo waits for that.
+	ConfirmClock(ctx context.Context, in *ConfirmClockRequest, opts ...grpc.CallOption) (*ConfirmClockResponse, error)
 }
 
 type adminServiceClient struct {
@@ -101,6 +121,56 @@ func (c *adminServiceClient) GetStatus(ctx context.Context, in *GetStatusRequest
 	return out, nil
 }
 
+func (c *adminServiceClient) GetEpochs(ctx context.Context, in *GetEpochsRequest, opts ...grpc.CallOption) (*GetEpochsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetEpochsResponse)
+	err := c.cc.Invoke(ctx, AdminService_GetEpochs_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) TurnEpoch(ctx context.Context, in *TurnEpochRequest, opts ...grpc.CallOption) (*TurnEpochResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TurnEpochResponse)
+	err := c.cc.Invoke(ctx, AdminService_TurnEpoch_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) CancelRetirement(ctx context.Context, in *CancelRetirementRequest, opts ...grpc.CallOption) (*CancelRetirementResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelRetirementResponse)
+	err := c.cc.Invoke(ctx, AdminService_CancelRetirement_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ResumeRetirement(ctx context.Context, in *ResumeRetirementRequest, opts ...grpc.CallOption) (*ResumeRetirementResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResumeRetirementResponse)
+	err := c.cc.Invoke(ctx, AdminService_ResumeRetirement_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ConfirmClock(ctx context.Context, in *ConfirmClockRequest, opts ...grpc.CallOption) (*ConfirmClockResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConfirmClockResponse)
+	err := c.cc.Invoke(ctx, AdminService_ConfirmClock_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -116,6 +186,21 @@ type AdminServiceServer interface {
 	PutClass(context.Context, *PutClassRequest) (*PutClassResponse, error)
 	ListClasses(context.Context, *ListClassesRequest) (*ListClassesResponse, error)
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
+	// GetEpochs tells of every epoch how far it has come.
+	GetEpochs(context.Context, *GetEpochsRequest) (*GetEpochsResponse, error)
+	// TurnEpoch has the open epoch turned as soon as the one before it has
+	// drained. It answers when that is recorded; keyd does it in the background.
+	TurnEpoch(context.Context, *TurnEpochRequest) (*TurnEpochResponse, error)
+	// CancelRetirement keeps the root of a drained epoch from being destroyed,
+	// and calls off its destruction in the KMS while that can be done. It is
+	// logged, and receipts of that epoch say so from then on.
+	CancelRetirement(context.Context, *CancelRetirementRequest) (*CancelRetirementResponse, error)
+	// ResumeRetirement undoes CancelRetirement, and what an operator did in the
+	// KMS itself.
+	ResumeRetirement(context.Context, *ResumeRetirementRequest) (*ResumeRetirementResponse, error)
+	// ConfirmClock says that keyd's clock is right although it has jumped: what
+	// a clock triggers and nobody can undo waits for that.
+	ConfirmClock(context.Context, *ConfirmClockRequest) (*ConfirmClockResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -140,6 +225,21 @@ func (UnimplementedAdminServiceServer) ListClasses(context.Context, *ListClasses
 }
 func (UnimplementedAdminServiceServer) GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStatus not implemented")
+}
+func (UnimplementedAdminServiceServer) GetEpochs(context.Context, *GetEpochsRequest) (*GetEpochsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetEpochs not implemented")
+}
+func (UnimplementedAdminServiceServer) TurnEpoch(context.Context, *TurnEpochRequest) (*TurnEpochResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TurnEpoch not implemented")
+}
+func (UnimplementedAdminServiceServer) CancelRetirement(context.Context, *CancelRetirementRequest) (*CancelRetirementResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CancelRetirement not implemented")
+}
+func (UnimplementedAdminServiceServer) ResumeRetirement(context.Context, *ResumeRetirementRequest) (*ResumeRetirementResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResumeRetirement not implemented")
+}
+func (UnimplementedAdminServiceServer) ConfirmClock(context.Context, *ConfirmClockRequest) (*ConfirmClockResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConfirmClock not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -252,6 +352,96 @@ func _AdminService_GetStatus_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_GetEpochs_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetEpochsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).GetEpochs(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_GetEpochs_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).GetEpochs(ctx, req.(*GetEpochsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_TurnEpoch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TurnEpochRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).TurnEpoch(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_TurnEpoch_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).TurnEpoch(ctx, req.(*TurnEpochRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_CancelRetirement_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelRetirementRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).CancelRetirement(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_CancelRetirement_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).CancelRetirement(ctx, req.(*CancelRetirementRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ResumeRetirement_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResumeRetirementRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ResumeRetirement(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ResumeRetirement_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ResumeRetirement(ctx, req.(*ResumeRetirementRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ConfirmClock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfirmClockRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ConfirmClock(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ConfirmClock_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ConfirmClock(ctx, req.(*ConfirmClockRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -278,6 +468,26 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetStatus",
 			Handler:    _AdminService_GetStatus_Handler,
+		},
+		{
+			MethodName: "GetEpochs",
+			Handler:    _AdminService_GetEpochs_Handler,
+		},
+		{
+			MethodName: "TurnEpoch",
+			Handler:    _AdminService_TurnEpoch_Handler,
+		},
+		{
+			MethodName: "CancelRetirement",
+			Handler:    _AdminService_CancelRetirement_Handler,
+		},
+		{
+			MethodName: "ResumeRetirement",
+			Handler:    _AdminService_ResumeRetirement_Handler,
+		},
+		{
+			MethodName: "ConfirmClock",
+			Handler:    _AdminService_ConfirmClock_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -34,6 +34,10 @@ const (
 	EpochState_EPOCH_STATE_DRAINED     EpochState = 3
 	EpochState_EPOCH_STATE_RETIRING    EpochState = 4
 	EpochState_EPOCH_STATE_CLOSED      EpochState = 5
+	// Before OPEN: the root exists, and tenants get their KEKs.
+	EpochState_EPOCH_STATE_PREPARING EpochState = 6
+	// It never opened, because its root was lost meanwhile.
+	EpochState_EPOCH_STATE_ABANDONED EpochState = 7
 )
 
 // Enum value maps for EpochState.
@@ -45,6 +49,8 @@ var (
 		3: "EPOCH_STATE_DRAINED",
 		4: "EPOCH_STATE_RETIRING",
 		5: "EPOCH_STATE_CLOSED",
+		6: "EPOCH_STATE_PREPARING",
+		7: "EPOCH_STATE_ABANDONED",
 	}
 	EpochState_value = map[string]int32{
 		"EPOCH_STATE_UNSPECIFIED": 0,
@@ -53,6 +59,8 @@ var (
 		"EPOCH_STATE_DRAINED":     3,
 		"EPOCH_STATE_RETIRING":    4,
 		"EPOCH_STATE_CLOSED":      5,
+		"EPOCH_STATE_PREPARING":   6,
+		"EPOCH_STATE_ABANDONED":   7,
 	}
 )
 
@@ -247,8 +255,12 @@ type Meta struct {
 	Incarnation []byte `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// The ledger's origin line.
 	Origin string `protobuf:"bytes,3,opt,name=origin,proto3" json:"origin,omitempty"`
-	// Number of the newest epoch.
-	Epoch         uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Number of the open epoch.
+	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Number of the epoch that drains, whose rows are still read; zero if none.
+	Draining uint32 `protobuf:"varint,5,opt,name=draining,proto3" json:"draining,omitempty"`
+	// Number of the epoch that is being prepared; zero if none.
+	Preparing     uint32 `protobuf:"varint,6,opt,name=preparing,proto3" json:"preparing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -311,6 +323,20 @@ func (x *Meta) GetEpoch() uint32 {
 	return 0
 }
 
+func (x *Meta) GetDraining() uint32 {
+	if x != nil {
+		return x.Draining
+	}
+	return 0
+}
+
+func (x *Meta) GetPreparing() uint32 {
+	if x != nil {
+		return x.Preparing
+	}
+	return 0
+}
+
 type Epoch struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Number uint32                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
@@ -319,8 +345,31 @@ type Epoch struct {
 	RootId  string `protobuf:"bytes,3,opt,name=root_id,json=rootId,proto3" json:"root_id,omitempty"`
 	KmsKind string `protobuf:"bytes,4,opt,name=kms_kind,json=kmsKind,proto3" json:"kms_kind,omitempty"`
 	// Unix milliseconds; zero where not known.
-	OpenedMs      int64 `protobuf:"varint,5,opt,name=opened_ms,json=openedMs,proto3" json:"opened_ms,omitempty"`
-	PlannedEndMs  int64 `protobuf:"varint,6,opt,name=planned_end_ms,json=plannedEndMs,proto3" json:"planned_end_ms,omitempty"`
+	OpenedMs     int64 `protobuf:"varint,5,opt,name=opened_ms,json=openedMs,proto3" json:"opened_ms,omitempty"`
+	PlannedEndMs int64 `protobuf:"varint,6,opt,name=planned_end_ms,json=plannedEndMs,proto3" json:"planned_end_ms,omitempty"`
+	// What receipts of destructions in this epoch state as final_by.
+	FinalByMs int64 `protobuf:"varint,7,opt,name=final_by_ms,json=finalByMs,proto3" json:"final_by_ms,omitempty"`
+	// An operator asked for its turn.
+	TurnRequested bool  `protobuf:"varint,8,opt,name=turn_requested,json=turnRequested,proto3" json:"turn_requested,omitempty"`
+	DrainingMs    int64 `protobuf:"varint,9,opt,name=draining_ms,json=drainingMs,proto3" json:"draining_ms,omitempty"`
+	DrainedMs     int64 `protobuf:"varint,10,opt,name=drained_ms,json=drainedMs,proto3" json:"drained_ms,omitempty"`
+	// When its range was found dropped from the store.
+	DroppedMs int64 `protobuf:"varint,11,opt,name=dropped_ms,json=droppedMs,proto3" json:"dropped_ms,omitempty"`
+	// When its root was disabled, and the soak began.
+	DisabledMs int64 `protobuf:"varint,12,opt,name=disabled_ms,json=disabledMs,proto3" json:"disabled_ms,omitempty"`
+	// When its root's destruction was scheduled.
+	RetiringMs int64 `protobuf:"varint,13,opt,name=retiring_ms,json=retiringMs,proto3" json:"retiring_ms,omitempty"`
+	// The end of the waiting period, as the KMS described exactly this root;
+	// zero until it was seen.
+	DestroyAtMs int64 `protobuf:"varint,14,opt,name=destroy_at_ms,json=destroyAtMs,proto3" json:"destroy_at_ms,omitempty"`
+	ClosedMs    int64 `protobuf:"varint,15,opt,name=closed_ms,json=closedMs,proto3" json:"closed_ms,omitempty"`
+	// The retirement stands still: an operator keeps the root.
+	Kept bool `protobuf:"varint,16,opt,name=kept,proto3" json:"kept,omitempty"`
+	// Ledger indexes, plus one, of the newest entry of each kind.
+	SanitisedAt   uint64 `protobuf:"varint,17,opt,name=sanitised_at,json=sanitisedAt,proto3" json:"sanitised_at,omitempty"`
+	RetiringAt    uint64 `protobuf:"varint,18,opt,name=retiring_at,json=retiringAt,proto3" json:"retiring_at,omitempty"`
+	CancelledAt   uint64 `protobuf:"varint,19,opt,name=cancelled_at,json=cancelledAt,proto3" json:"cancelled_at,omitempty"`
+	ClosedAt      uint64 `protobuf:"varint,20,opt,name=closed_at,json=closedAt,proto3" json:"closed_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -397,6 +446,346 @@ func (x *Epoch) GetPlannedEndMs() int64 {
 	return 0
 }
 
+func (x *Epoch) GetFinalByMs() int64 {
+	if x != nil {
+		return x.FinalByMs
+	}
+	return 0
+}
+
+func (x *Epoch) GetTurnRequested() bool {
+	if x != nil {
+		return x.TurnRequested
+	}
+	return false
+}
+
+func (x *Epoch) GetDrainingMs() int64 {
+	if x != nil {
+		return x.DrainingMs
+	}
+	return 0
+}
+
+func (x *Epoch) GetDrainedMs() int64 {
+	if x != nil {
+		return x.DrainedMs
+	}
+	return 0
+}
+
+func (x *Epoch) GetDroppedMs() int64 {
+	if x != nil {
+		return x.DroppedMs
+	}
+	return 0
+}
+
+func (x *Epoch) GetDisabledMs() int64 {
+	if x != nil {
+		return x.DisabledMs
+	}
+	return 0
+}
+
+func (x *Epoch) GetRetiringMs() int64 {
+	if x != nil {
+		return x.RetiringMs
+	}
+	return 0
+}
+
+func (x *Epoch) GetDestroyAtMs() int64 {
+	if x != nil {
+		return x.DestroyAtMs
+	}
+	return 0
+}
+
+func (x *Epoch) GetClosedMs() int64 {
+	if x != nil {
+		return x.ClosedMs
+	}
+	return 0
+}
+
+func (x *Epoch) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
+}
+
+func (x *Epoch) GetSanitisedAt() uint64 {
+	if x != nil {
+		return x.SanitisedAt
+	}
+	return 0
+}
+
+func (x *Epoch) GetRetiringAt() uint64 {
+	if x != nil {
+		return x.RetiringAt
+	}
+	return 0
+}
+
+func (x *Epoch) GetCancelledAt() uint64 {
+	if x != nil {
+		return x.CancelledAt
+	}
+	return 0
+}
+
+func (x *Epoch) GetClosedAt() uint64 {
+	if x != nil {
+		return x.ClosedAt
+	}
+	return 0
+}
+
+// Rewrap is how far the draining of an epoch has come.
+type Rewrap struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The key of the last row that was dealt with.
+	Cursor []byte `protobuf:"bytes,1,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	// Rows of the epoch when draining began, KEKs left out.
+	Total uint64 `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
+	// Rows that were carried over, that were dead, and that could not be: those
+	// keep the epoch from draining.
+	Rewrapped uint64 `protobuf:"varint,3,opt,name=rewrapped,proto3" json:"rewrapped,omitempty"`
+	Dead      uint64 `protobuf:"varint,4,opt,name=dead,proto3" json:"dead,omitempty"`
+	Damaged   uint64 `protobuf:"varint,5,opt,name=damaged,proto3" json:"damaged,omitempty"`
+	// Every row was dealt with.
+	Done          bool  `protobuf:"varint,6,opt,name=done,proto3" json:"done,omitempty"`
+	StartedMs     int64 `protobuf:"varint,7,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"`
+	UpdatedMs     int64 `protobuf:"varint,8,opt,name=updated_ms,json=updatedMs,proto3" json:"updated_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rewrap) Reset() {
+	*x = Rewrap{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rewrap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rewrap) ProtoMessage() {}
+
+func (x *Rewrap) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rewrap.ProtoReflect.Descriptor instead.
+func (*Rewrap) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Rewrap) GetCursor() []byte {
+	if x != nil {
+		return x.Cursor
+	}
+	return nil
+}
+
+func (x *Rewrap) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *Rewrap) GetRewrapped() uint64 {
+	if x != nil {
+		return x.Rewrapped
+	}
+	return 0
+}
+
+func (x *Rewrap) GetDead() uint64 {
+	if x != nil {
+		return x.Dead
+	}
+	return 0
+}
+
+func (x *Rewrap) GetDamaged() uint64 {
+	if x != nil {
+		return x.Damaged
+	}
+	return 0
+}
+
+func (x *Rewrap) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+func (x *Rewrap) GetStartedMs() int64 {
+	if x != nil {
+		return x.StartedMs
+	}
+	return 0
+}
+
+func (x *Rewrap) GetUpdatedMs() int64 {
+	if x != nil {
+		return x.UpdatedMs
+	}
+	return 0
+}
+
+// Heartbeat is written by a running keyd every few seconds.
+type Heartbeat struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Counts the beats.
+	Beat uint64 `protobuf:"varint,1,opt,name=beat,proto3" json:"beat,omitempty"`
+	// The open epoch that this keyd has seen.
+	Epoch uint32 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// It holds no KEK of an older epoch than this.
+	Oldest        uint32 `protobuf:"varint,3,opt,name=oldest,proto3" json:"oldest,omitempty"`
+	TimeMs        int64  `protobuf:"varint,4,opt,name=time_ms,json=timeMs,proto3" json:"time_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Heartbeat) Reset() {
+	*x = Heartbeat{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Heartbeat) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Heartbeat) ProtoMessage() {}
+
+func (x *Heartbeat) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
+func (*Heartbeat) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Heartbeat) GetBeat() uint64 {
+	if x != nil {
+		return x.Beat
+	}
+	return 0
+}
+
+func (x *Heartbeat) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Heartbeat) GetOldest() uint32 {
+	if x != nil {
+		return x.Oldest
+	}
+	return 0
+}
+
+func (x *Heartbeat) GetTimeMs() int64 {
+	if x != nil {
+		return x.TimeMs
+	}
+	return 0
+}
+
+// Duty says which keyd does the background work.
+type Duty struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 16 bytes: that keyd's heartbeat.
+	Holder []byte `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
+	// Counts the holders: the fencing token.
+	Term uint64 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	// The newest wall clock that was believed.
+	ClockMs       int64 `protobuf:"varint,3,opt,name=clock_ms,json=clockMs,proto3" json:"clock_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Duty) Reset() {
+	*x = Duty{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Duty) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Duty) ProtoMessage() {}
+
+func (x *Duty) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Duty.ProtoReflect.Descriptor instead.
+func (*Duty) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Duty) GetHolder() []byte {
+	if x != nil {
+		return x.Holder
+	}
+	return nil
+}
+
+func (x *Duty) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *Duty) GetClockMs() int64 {
+	if x != nil {
+		return x.ClockMs
+	}
+	return 0
+}
+
 // Wrapped is a key under its parent. Its row's key is part of what it is bound to.
 type Wrapped struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -411,7 +800,7 @@ type Wrapped struct {
 
 func (x *Wrapped) Reset() {
 	*x = Wrapped{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -423,7 +812,7 @@ func (x *Wrapped) String() string {
 func (*Wrapped) ProtoMessage() {}
 
 func (x *Wrapped) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -436,7 +825,7 @@ func (x *Wrapped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wrapped.ProtoReflect.Descriptor instead.
 func (*Wrapped) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{2}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Wrapped) GetKekId() []byte {
@@ -464,22 +853,25 @@ type Tenant struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	State TenantState            `protobuf:"varint,2,opt,name=state,proto3,enum=keyd.store.v1.TenantState" json:"state,omitempty"`
-	// 16 bytes: the KEK of the newest epoch, under which new keys are wrapped.
+	// 16 bytes: the KEK of the open epoch or, until it is promoted, of the one before.
 	KekId []byte `protobuf:"bytes,3,opt,name=kek_id,json=kekId,proto3" json:"kek_id,omitempty"`
 	// Epoch of kek_id.
 	KekEpoch uint32 `protobuf:"varint,4,opt,name=kek_epoch,json=kekEpoch,proto3" json:"kek_epoch,omitempty"`
 	// HMAC under the pseudonym key of a fixed label: proves that it is the same key.
 	PseudonymCheck []byte `protobuf:"bytes,5,opt,name=pseudonym_check,json=pseudonymCheck,proto3" json:"pseudonym_check,omitempty"`
 	// Next class number to give; numbers start at 1.
-	NextClass     uint32  `protobuf:"varint,6,opt,name=next_class,json=nextClass,proto3" json:"next_class,omitempty"`
-	Holds         []*Hold `protobuf:"bytes,7,rep,name=holds,proto3" json:"holds,omitempty"`
+	NextClass uint32  `protobuf:"varint,6,opt,name=next_class,json=nextClass,proto3" json:"next_class,omitempty"`
+	Holds     []*Hold `protobuf:"bytes,7,rep,name=holds,proto3" json:"holds,omitempty"`
+	// The KEK of the epoch that is being prepared, or that has opened since.
+	NextKekId     []byte `protobuf:"bytes,8,opt,name=next_kek_id,json=nextKekId,proto3" json:"next_kek_id,omitempty"`
+	NextKekEpoch  uint32 `protobuf:"varint,9,opt,name=next_kek_epoch,json=nextKekEpoch,proto3" json:"next_kek_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -491,7 +883,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -504,7 +896,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{3}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Tenant) GetName() string {
@@ -556,6 +948,20 @@ func (x *Tenant) GetHolds() []*Hold {
 	return nil
 }
 
+func (x *Tenant) GetNextKekId() []byte {
+	if x != nil {
+		return x.NextKekId
+	}
+	return nil
+}
+
+func (x *Tenant) GetNextKekEpoch() uint32 {
+	if x != nil {
+		return x.NextKekEpoch
+	}
+	return 0
+}
+
 type Class struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -577,7 +983,7 @@ type Class struct {
 
 func (x *Class) Reset() {
 	*x = Class{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -589,7 +995,7 @@ func (x *Class) String() string {
 func (*Class) ProtoMessage() {}
 
 func (x *Class) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -602,7 +1008,7 @@ func (x *Class) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Class.ProtoReflect.Descriptor instead.
 func (*Class) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{4}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Class) GetName() string {
@@ -679,7 +1085,7 @@ type LeasePolicy struct {
 
 func (x *LeasePolicy) Reset() {
 	*x = LeasePolicy{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -691,7 +1097,7 @@ func (x *LeasePolicy) String() string {
 func (*LeasePolicy) ProtoMessage() {}
 
 func (x *LeasePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -704,7 +1110,7 @@ func (x *LeasePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasePolicy.ProtoReflect.Descriptor instead.
 func (*LeasePolicy) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{5}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LeasePolicy) GetLeaseMs() int64 {
@@ -740,7 +1146,7 @@ type Subject struct {
 
 func (x *Subject) Reset() {
 	*x = Subject{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -752,7 +1158,7 @@ func (x *Subject) String() string {
 func (*Subject) ProtoMessage() {}
 
 func (x *Subject) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -765,7 +1171,7 @@ func (x *Subject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subject.ProtoReflect.Descriptor instead.
 func (*Subject) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{6}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Subject) GetState() LifeState {
@@ -826,7 +1232,7 @@ type SubjectClass struct {
 
 func (x *SubjectClass) Reset() {
 	*x = SubjectClass{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +1244,7 @@ func (x *SubjectClass) String() string {
 func (*SubjectClass) ProtoMessage() {}
 
 func (x *SubjectClass) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +1257,7 @@ func (x *SubjectClass) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubjectClass.ProtoReflect.Descriptor instead.
 func (*SubjectClass) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{7}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SubjectClass) GetClassNumber() uint32 {
@@ -910,7 +1316,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +1328,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1341,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{8}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Hold) GetId() string {
@@ -988,7 +1394,7 @@ type KeyOwner struct {
 
 func (x *KeyOwner) Reset() {
 	*x = KeyOwner{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1406,7 @@ func (x *KeyOwner) String() string {
 func (*KeyOwner) ProtoMessage() {}
 
 func (x *KeyOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1419,7 @@ func (x *KeyOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyOwner.ProtoReflect.Descriptor instead.
 func (*KeyOwner) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{9}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *KeyOwner) GetTenant() []byte {
@@ -1055,7 +1461,7 @@ type Bucket struct {
 
 func (x *Bucket) Reset() {
 	*x = Bucket{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1473,7 @@ func (x *Bucket) String() string {
 func (*Bucket) ProtoMessage() {}
 
 func (x *Bucket) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1486,7 @@ func (x *Bucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bucket.ProtoReflect.Descriptor instead.
 func (*Bucket) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{10}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Bucket) GetState() BucketState {
@@ -1120,7 +1526,7 @@ type Request struct {
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1538,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1551,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{11}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Request) GetDigest() []byte {
@@ -1197,7 +1603,7 @@ type LedgerEntry struct {
 
 func (x *LedgerEntry) Reset() {
 	*x = LedgerEntry{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1615,7 @@ func (x *LedgerEntry) String() string {
 func (*LedgerEntry) ProtoMessage() {}
 
 func (x *LedgerEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1628,7 @@ func (x *LedgerEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LedgerEntry.ProtoReflect.Descriptor instead.
 func (*LedgerEntry) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{12}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LedgerEntry) GetSalt() []byte {
@@ -1259,7 +1665,7 @@ type LedgerHead struct {
 
 func (x *LedgerHead) Reset() {
 	*x = LedgerHead{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1271,7 +1677,7 @@ func (x *LedgerHead) String() string {
 func (*LedgerHead) ProtoMessage() {}
 
 func (x *LedgerHead) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1284,7 +1690,7 @@ func (x *LedgerHead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LedgerHead.ProtoReflect.Descriptor instead.
 func (*LedgerHead) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{13}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LedgerHead) GetSize() uint64 {
@@ -1312,25 +1718,68 @@ var File_keyd_store_v1_rows_proto protoreflect.FileDescriptor
 
 const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\n" +
-	"\x18keyd/store/v1/rows.proto\x12\rkeyd.store.v1\"y\n" +
+	"\x18keyd/store/v1/rows.proto\x12\rkeyd.store.v1\"\xb3\x01\n" +
 	"\x04Meta\x12!\n" +
 	"\fformat_level\x18\x01 \x01(\rR\vformatLevel\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\fR\vincarnation\x12\x16\n" +
 	"\x06origin\x18\x03 \x01(\tR\x06origin\x12\x14\n" +
-	"\x05epoch\x18\x04 \x01(\rR\x05epoch\"\xc7\x01\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x1a\n" +
+	"\bdraining\x18\x05 \x01(\rR\bdraining\x12\x1c\n" +
+	"\tpreparing\x18\x06 \x01(\rR\tpreparing\"\x88\x05\n" +
 	"\x05Epoch\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12/\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x19.keyd.store.v1.EpochStateR\x05state\x12\x17\n" +
 	"\aroot_id\x18\x03 \x01(\tR\x06rootId\x12\x19\n" +
 	"\bkms_kind\x18\x04 \x01(\tR\akmsKind\x12\x1b\n" +
 	"\topened_ms\x18\x05 \x01(\x03R\bopenedMs\x12$\n" +
-	"\x0eplanned_end_ms\x18\x06 \x01(\x03R\fplannedEndMs\"T\n" +
+	"\x0eplanned_end_ms\x18\x06 \x01(\x03R\fplannedEndMs\x12\x1e\n" +
+	"\vfinal_by_ms\x18\a \x01(\x03R\tfinalByMs\x12%\n" +
+	"\x0eturn_requested\x18\b \x01(\bR\rturnRequested\x12\x1f\n" +
+	"\vdraining_ms\x18\t \x01(\x03R\n" +
+	"drainingMs\x12\x1d\n" +
+	"\n" +
+	"drained_ms\x18\n" +
+	" \x01(\x03R\tdrainedMs\x12\x1d\n" +
+	"\n" +
+	"dropped_ms\x18\v \x01(\x03R\tdroppedMs\x12\x1f\n" +
+	"\vdisabled_ms\x18\f \x01(\x03R\n" +
+	"disabledMs\x12\x1f\n" +
+	"\vretiring_ms\x18\r \x01(\x03R\n" +
+	"retiringMs\x12\"\n" +
+	"\rdestroy_at_ms\x18\x0e \x01(\x03R\vdestroyAtMs\x12\x1b\n" +
+	"\tclosed_ms\x18\x0f \x01(\x03R\bclosedMs\x12\x12\n" +
+	"\x04kept\x18\x10 \x01(\bR\x04kept\x12!\n" +
+	"\fsanitised_at\x18\x11 \x01(\x04R\vsanitisedAt\x12\x1f\n" +
+	"\vretiring_at\x18\x12 \x01(\x04R\n" +
+	"retiringAt\x12!\n" +
+	"\fcancelled_at\x18\x13 \x01(\x04R\vcancelledAt\x12\x1b\n" +
+	"\tclosed_at\x18\x14 \x01(\x04R\bclosedAt\"\xd4\x01\n" +
+	"\x06Rewrap\x12\x16\n" +
+	"\x06cursor\x18\x01 \x01(\fR\x06cursor\x12\x14\n" +
+	"\x05total\x18\x02 \x01(\x04R\x05total\x12\x1c\n" +
+	"\trewrapped\x18\x03 \x01(\x04R\trewrapped\x12\x12\n" +
+	"\x04dead\x18\x04 \x01(\x04R\x04dead\x12\x18\n" +
+	"\adamaged\x18\x05 \x01(\x04R\adamaged\x12\x12\n" +
+	"\x04done\x18\x06 \x01(\bR\x04done\x12\x1d\n" +
+	"\n" +
+	"started_ms\x18\a \x01(\x03R\tstartedMs\x12\x1d\n" +
+	"\n" +
+	"updated_ms\x18\b \x01(\x03R\tupdatedMs\"f\n" +
+	"\tHeartbeat\x12\x12\n" +
+	"\x04beat\x18\x01 \x01(\x04R\x04beat\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x16\n" +
+	"\x06oldest\x18\x03 \x01(\rR\x06oldest\x12\x17\n" +
+	"\atime_ms\x18\x04 \x01(\x03R\x06timeMs\"M\n" +
+	"\x04Duty\x12\x16\n" +
+	"\x06holder\x18\x01 \x01(\fR\x06holder\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x19\n" +
+	"\bclock_ms\x18\x03 \x01(\x03R\aclockMs\"T\n" +
 	"\aWrapped\x12\x15\n" +
 	"\x06kek_id\x18\x01 \x01(\fR\x05kekId\x12\x1e\n" +
 	"\n" +
 	"ciphertext\x18\x02 \x01(\fR\n" +
 	"ciphertext\x12\x12\n" +
-	"\x04dead\x18\x03 \x01(\bR\x04dead\"\xf5\x01\n" +
+	"\x04dead\x18\x03 \x01(\bR\x04dead\"\xbb\x02\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1a.keyd.store.v1.TenantStateR\x05state\x12\x15\n" +
@@ -1339,7 +1788,9 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x0fpseudonym_check\x18\x05 \x01(\fR\x0epseudonymCheck\x12\x1d\n" +
 	"\n" +
 	"next_class\x18\x06 \x01(\rR\tnextClass\x12)\n" +
-	"\x05holds\x18\a \x03(\v2\x13.keyd.store.v1.HoldR\x05holds\"\xd2\x02\n" +
+	"\x05holds\x18\a \x03(\v2\x13.keyd.store.v1.HoldR\x05holds\x12\x1e\n" +
+	"\vnext_kek_id\x18\b \x01(\fR\tnextKekId\x12$\n" +
+	"\x0enext_kek_epoch\x18\t \x01(\rR\fnextKekEpoch\"\xd2\x02\n" +
 	"\x05Class\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12$\n" +
@@ -1407,7 +1858,7 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"LedgerHead\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\x04R\x04size\x12\x12\n" +
 	"\x04root\x18\x02 \x01(\fR\x04root\x12\x17\n" +
-	"\atime_ms\x18\x03 \x01(\x03R\x06timeMs*\xa4\x01\n" +
+	"\atime_ms\x18\x03 \x01(\x03R\x06timeMs*\xda\x01\n" +
 	"\n" +
 	"EpochState\x12\x1b\n" +
 	"\x17EPOCH_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -1415,7 +1866,9 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x14EPOCH_STATE_DRAINING\x10\x02\x12\x17\n" +
 	"\x13EPOCH_STATE_DRAINED\x10\x03\x12\x18\n" +
 	"\x14EPOCH_STATE_RETIRING\x10\x04\x12\x16\n" +
-	"\x12EPOCH_STATE_CLOSED\x10\x05*]\n" +
+	"\x12EPOCH_STATE_CLOSED\x10\x05\x12\x19\n" +
+	"\x15EPOCH_STATE_PREPARING\x10\x06\x12\x19\n" +
+	"\x15EPOCH_STATE_ABANDONED\x10\a*]\n" +
 	"\vTenantState\x12\x1c\n" +
 	"\x18TENANT_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13TENANT_STATE_ACTIVE\x10\x01\x12\x17\n" +
@@ -1445,7 +1898,7 @@ func file_keyd_store_v1_rows_proto_rawDescGZIP() []byte {
 }
 
 var file_keyd_store_v1_rows_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_keyd_store_v1_rows_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_keyd_store_v1_rows_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_keyd_store_v1_rows_proto_goTypes = []any{
 	(EpochState)(0),      // 0: keyd.store.v1.EpochState
 	(TenantState)(0),     // 1: keyd.store.v1.TenantState
@@ -1453,27 +1906,30 @@ var file_keyd_store_v1_rows_proto_goTypes = []any{
 	(BucketState)(0),     // 3: keyd.store.v1.BucketState
 	(*Meta)(nil),         // 4: keyd.store.v1.Meta
 	(*Epoch)(nil),        // 5: keyd.store.v1.Epoch
-	(*Wrapped)(nil),      // 6: keyd.store.v1.Wrapped
-	(*Tenant)(nil),       // 7: keyd.store.v1.Tenant
-	(*Class)(nil),        // 8: keyd.store.v1.Class
-	(*LeasePolicy)(nil),  // 9: keyd.store.v1.LeasePolicy
-	(*Subject)(nil),      // 10: keyd.store.v1.Subject
-	(*SubjectClass)(nil), // 11: keyd.store.v1.SubjectClass
-	(*Hold)(nil),         // 12: keyd.store.v1.Hold
-	(*KeyOwner)(nil),     // 13: keyd.store.v1.KeyOwner
-	(*Bucket)(nil),       // 14: keyd.store.v1.Bucket
-	(*Request)(nil),      // 15: keyd.store.v1.Request
-	(*LedgerEntry)(nil),  // 16: keyd.store.v1.LedgerEntry
-	(*LedgerHead)(nil),   // 17: keyd.store.v1.LedgerHead
+	(*Rewrap)(nil),       // 6: keyd.store.v1.Rewrap
+	(*Heartbeat)(nil),    // 7: keyd.store.v1.Heartbeat
+	(*Duty)(nil),         // 8: keyd.store.v1.Duty
+	(*Wrapped)(nil),      // 9: keyd.store.v1.Wrapped
+	(*Tenant)(nil),       // 10: keyd.store.v1.Tenant
+	(*Class)(nil),        // 11: keyd.store.v1.Class
+	(*LeasePolicy)(nil),  // 12: keyd.store.v1.LeasePolicy
+	(*Subject)(nil),      // 13: keyd.store.v1.Subject
+	(*SubjectClass)(nil), // 14: keyd.store.v1.SubjectClass
+	(*Hold)(nil),         // 15: keyd.store.v1.Hold
+	(*KeyOwner)(nil),     // 16: keyd.store.v1.KeyOwner
+	(*Bucket)(nil),       // 17: keyd.store.v1.Bucket
+	(*Request)(nil),      // 18: keyd.store.v1.Request
+	(*LedgerEntry)(nil),  // 19: keyd.store.v1.LedgerEntry
+	(*LedgerHead)(nil),   // 20: keyd.store.v1.LedgerHead
 }
 var file_keyd_store_v1_rows_proto_depIdxs = []int32{
 	0,  // 0: keyd.store.v1.Epoch.state:type_name -> keyd.store.v1.EpochState
 	1,  // 1: keyd.store.v1.Tenant.state:type_name -> keyd.store.v1.TenantState
-	12, // 2: keyd.store.v1.Tenant.holds:type_name -> keyd.store.v1.Hold
-	9,  // 3: keyd.store.v1.Class.lease_history:type_name -> keyd.store.v1.LeasePolicy
+	15, // 2: keyd.store.v1.Tenant.holds:type_name -> keyd.store.v1.Hold
+	12, // 3: keyd.store.v1.Class.lease_history:type_name -> keyd.store.v1.LeasePolicy
 	2,  // 4: keyd.store.v1.Subject.state:type_name -> keyd.store.v1.LifeState
-	11, // 5: keyd.store.v1.Subject.classes:type_name -> keyd.store.v1.SubjectClass
-	12, // 6: keyd.store.v1.Subject.holds:type_name -> keyd.store.v1.Hold
+	14, // 5: keyd.store.v1.Subject.classes:type_name -> keyd.store.v1.SubjectClass
+	15, // 6: keyd.store.v1.Subject.holds:type_name -> keyd.store.v1.Hold
 	2,  // 7: keyd.store.v1.SubjectClass.state:type_name -> keyd.store.v1.LifeState
 	3,  // 8: keyd.store.v1.Bucket.state:type_name -> keyd.store.v1.BucketState
 	9,  // [9:9] is the sub-list for method output_type
@@ -1494,7 +1950,7 @@ func file_keyd_store_v1_rows_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyd_store_v1_rows_proto_rawDesc), len(file_keyd_store_v1_rows_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   14,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
