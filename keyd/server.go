@@ -76,6 +76,16 @@ type Config struct {
 
 	// EpochLength is for how long an epoch is planned: 7 days by default.
 	EpochLength time.Duration
+	// DrainBudget is how long keys may take to be carried over to the next
+	// epoch, as final_by counts: 24 hours by default.
+	DrainBudget time.Duration
+	// Soak is how long the root of a drained epoch stays disabled before its
+	// destruction is scheduled: 24 hours by default, KEKLease at the least.
+	Soak time.Duration
+	// RewrapRate bounds how many keys are carried over per second; zero: no bound.
+	RewrapRate int
+	// DutyInterval is how often keyd looks for background work: 1 s by default.
+	DutyInterval time.Duration
 	// KEKLease is for how long keyd serves without the KMS: 15 minutes by default.
 	KEKLease time.Duration
 	// AnchorTimeout is how long a call waits for the anchor: 10 s by default.
@@ -114,6 +124,9 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 		return nil, errors.New("keyd: this version has no roles, and serves development only")
 	}
 	setDefault(&cfg.EpochLength, 7*24*time.Hour)
+	setDefault(&cfg.DrainBudget, 24*time.Hour)
+	setDefault(&cfg.Soak, 24*time.Hour)
+	setDefault(&cfg.DutyInterval, time.Second)
 	setDefault(&cfg.KEKLease, 15*time.Minute)
 	setDefault(&cfg.AnchorTimeout, 10*time.Second)
 	setDefault(&cfg.SkewAllowance, 5*time.Second)
@@ -131,6 +144,7 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 		Store: cfg.Store, KMS: cfg.KMS, Anchor: cfg.Anchor, Clock: cfg.Clock, Log: cfg.Log,
 		Initialise: cfg.Initialise, EpochLength: cfg.EpochLength, KEKLease: cfg.KEKLease,
 		AnchorTimeout: cfg.AnchorTimeout, SkewAllowance: cfg.SkewAllowance,
+		DrainBudget: cfg.DrainBudget, Soak: cfg.Soak, RewrapRate: cfg.RewrapRate, DutyInterval: cfg.DutyInterval,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("keyd: %w", err)
@@ -158,7 +172,28 @@ func registerGauges(reg prometheus.Registerer, k *keys.Keys) {
 	}
 	gauge("lethe_ledger_entries", "Entries in the ledger.", func() float64 { return float64(k.LedgerSize()) })
 	gauge("lethe_ledger_anchored_entries", "Entries that the anchor covers.", func() float64 { return float64(k.AnchoredSize()) })
-	for _, component := range []string{"store", "kms", "anchor"} {
+	epochs := func(value func(keys.EpochGauges) float64) func() float64 {
+		return func() float64 {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			g, err := k.EpochGauges(ctx)
+			if err != nil {
+				return -1
+			}
+			return value(g)
+		}
+	}
+	gauge("lethe_epoch", "Number of the open epoch; -1 while the store does not answer, as below.",
+		epochs(func(g keys.EpochGauges) float64 { return float64(g.Open) }))
+	gauge("lethe_epochs_unclosed", "Past epochs whose root is not destroyed yet.",
+		epochs(func(g keys.EpochGauges) float64 { return float64(g.Unclosed) }))
+	gauge("lethe_epochs_late", "Epochs that are not closed although the final_by of their receipts has passed.",
+		epochs(func(g keys.EpochGauges) float64 { return float64(g.Late) }))
+	gauge("lethe_rewrap_rows", "Wrapped keys of the epoch that drains.",
+		epochs(func(g keys.EpochGauges) float64 { return float64(g.Rows) }))
+	gauge("lethe_rewrap_rows_done", "Those that were dealt with.",
+		epochs(func(g keys.EpochGauges) float64 { return float64(g.RowsDone) }))
+	for _, component := range []string{"store", "kms", "anchor", "epochs"} {
 		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "lethe_component_healthy", Help: "1 while the component works.",
 			ConstLabels: prometheus.Labels{"component": component},

@@ -43,6 +43,10 @@ type options struct {
 	kekLease      time.Duration
 	anchorTimeout time.Duration
 	rootWaiting   time.Duration
+	epochLength   time.Duration
+	drainBudget   time.Duration
+	soak          time.Duration
+	rewrapRate    int
 }
 
 func main() {
@@ -91,6 +95,10 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
 	f.DurationVar(&o.kekLease, "kek-lease", 0, "for how long keyd serves without the KMS (default 15m)")
 	f.DurationVar(&o.anchorTimeout, "anchor-timeout", 0, "how long a destroy waits for the anchor (default 10s)")
 	f.DurationVar(&o.rootWaiting, "root-waiting", 0, "waiting period of the local KMS before a root is destroyed (default 1h)")
+	f.DurationVar(&o.epochLength, "epoch-length", 0, "how long an epoch lasts before keys are wrapped anew (default 168h)")
+	f.DurationVar(&o.drainBudget, "drain-budget", 0, "how long wrapping anew may take, as receipts count it in final_by (default 24h)")
+	f.DurationVar(&o.soak, "soak", 0, "how long a root stays disabled before its destruction is scheduled, --kek-lease at the least (default 24h)")
+	f.IntVar(&o.rewrapRate, "rewrap-rate", 0, "keys wrapped anew per second, at most; 0: as fast as it goes")
 	return c
 }
 
@@ -147,6 +155,7 @@ func run(ctx context.Context, o options) error {
 		Store: parts.store, KMS: parts.kms, Anchor: parts.anchor,
 		Development: true, Initialise: true, Version: version,
 		KEKLease: o.kekLease, AnchorTimeout: o.anchorTimeout,
+		EpochLength: o.epochLength, DrainBudget: o.drainBudget, Soak: o.soak, RewrapRate: o.rewrapRate,
 		Log: log, Audit: audit, Metrics: metrics,
 	})
 	if err != nil {

@@ -184,7 +184,11 @@ func (k *Keys) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest) (*
 }
 
 func (k *Keys) planDestroy(r Reader, q *request, now time.Time) (*plan, error) {
-	epoch, err := openEpoch(r)
+	es, err := readEpochs(r)
+	if err != nil {
+		return nil, err
+	}
+	epoch, err := readEpoch(r, es.open)
 	if err != nil {
 		return nil, err
 	}
@@ -223,6 +227,7 @@ func (k *Keys) planDestroy(r Reader, q *request, now time.Time) (*plan, error) {
 
 	s := q.statement(receipt.Destroyed, now)
 	s.Epoch, s.Generation = epoch.Number, wanted
+	s.FinalBy, s.FinalBasis = k.finality(epoch, now)
 	s.Anchor, _ = k.anchor.Domain()
 	var classes []*storev1.SubjectClass // those that this destroys
 	if len(numbers) == 0 {
@@ -262,7 +267,7 @@ func (k *Keys) planDestroy(r Reader, q *request, now time.Time) (*plan, error) {
 			return nil, err
 		}
 		lease = max(lease, longestLease(class, now))
-		rows, err := wrappedDEKRows(r, epoch.Number, q.keys.id, q.handle, sc.KeyId)
+		rows, err := wrappedDEKRows(r, es, q.keys.id, q.handle, sc.KeyId)
 		if err != nil {
 			return nil, err
 		}
@@ -350,9 +355,9 @@ func held(h *storev1.Hold) error {
 
 // wrappedDEKRows finds every row that holds a DEK: while an epoch drains there
 // may be one under each of two epochs.
-func wrappedDEKRows(r Reader, epoch uint32, tenant, handle id16, keyID []byte) ([][]byte, error) {
+func wrappedDEKRows(r Reader, es epochs, tenant, handle id16, keyID []byte) ([][]byte, error) {
 	var found [][]byte
-	for _, e := range []uint32{epoch, epoch - 1} {
+	for _, e := range es.read() {
 		key := wrappedDEKKey(e, tenant, handle, keyID)
 		switch _, err := r.Get(key); {
 		case err == nil:

@@ -25,3 +25,34 @@ func OpErr(o *Op) error { return o.err }
 
 // OpRows are the rows of an operation.
 func OpRows(o *Op) []string { return o.rows }
+
+// StepDuties does one piece of the background work.
+func (k *Keys) StepDuties(ctx context.Context) (again bool, err error) { return k.duties.step(ctx) }
+
+// TakeDuties makes k the holder of the duties, as if the other had lapsed.
+func (k *Keys) TakeDuties(ctx context.Context) error { return k.duties.take(ctx) }
+
+// Beat writes k's heartbeat.
+func (k *Keys) Beat(ctx context.Context) error { return k.beat(ctx) }
+
+// HeldKEKs counts the KEKs of an epoch that k holds.
+func (k *Keys) HeldKEKs(epoch uint32) (n int) {
+	k.ring.mu.Lock()
+	defer k.ring.mu.Unlock()
+	for _, t := range k.ring.tenants {
+		t.mu.Lock()
+		for _, w := range t.keks {
+			if w.epoch == epoch {
+				n++
+			}
+		}
+		t.mu.Unlock()
+	}
+	return n
+}
+
+// Bounds of heartbeats.
+const (
+	BeatLimit = beatLimit
+	BeatLapse = beatLapse
+)

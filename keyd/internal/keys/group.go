@@ -199,6 +199,10 @@ func (k *Keys) runGroup(ctx context.Context, group []*op) {
 				return err
 			}
 			for _, s := range o.plan.statements {
+				if s.Tenant == "" {
+					next++
+					continue
+				}
 				if err := tx.Put(receiptIndexKey(tenantID(s.Tenant), next), nil); err != nil {
 					return err
 				}

@@ -5,6 +5,7 @@ import (
 	"crypto/hmac"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -17,7 +18,9 @@ import (
 //
 // An entry is renewed from the KMS once half of its time is over, and is gone
 // when it is over: so keyd serves through an outage of the KMS for that long,
-// and a KEK outlives its root by no more.
+// and a KEK outlives its root by no more. A root that its KMS describes as
+// disabled, pending destruction or destroyed takes its KEKs with it at once;
+// that it was refused, or cannot be reached, never does.
 type keyring struct {
 	store Store
 	kms   KMS
@@ -26,39 +29,79 @@ type keyring struct {
 
 	mu      sync.Mutex
 	tenants map[string]*tenantKeys
-	flights map[string]*flight
+	flights map[string]*flight[*tenantKeys]
+	keks    map[id16]*flight[*kek]
 	lastErr error // of the newest call to the KMS
+	// KEKs of epochs below floor are never kept again.
+	floor uint32
+	// drops counts the calls of drop, and dropped is its value after the last
+	// of an epoch: what was fetched across one is not kept.
+	drops   uint64
+	dropped map[uint32]uint64
 }
 
 // flight is one load that several callers wait for.
-type flight struct {
-	done chan struct{}
-	keys *tenantKeys
-	err  error
+type flight[T any] struct {
+	done  chan struct{}
+	drops uint64 // of the ring, when it began
+	value T
+	err   error
 }
 
-// tenantKeys is immutable but for keks, which grows under mu.
+// takeOff begins a load. k.mu is held.
+func takeOff[T any](k *keyring) *flight[T] {
+	return &flight[T]{done: make(chan struct{}), drops: k.drops}
+}
+
+func (f *flight[T]) wait(ctx context.Context) (T, error) {
+	select {
+	case <-f.done:
+		return f.value, f.err
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
+}
+
+// kek is a KEK and its epoch.
+type kek struct {
+	*wrap.Wrapper
+	epoch uint32
+}
+
+// tenantKeys is immutable but for keks, which changes under mu, and renewAt,
+// which changes under the ring's.
 type tenantKeys struct {
 	name      string
 	id        id16
 	pseudonym []byte
+	basis     uint32 // the epoch of the KEK that opened the pseudonym key
 	renewAt   time.Time
 	expires   time.Time
 
 	mu   sync.Mutex
-	keks map[id16]*wrap.Wrapper
+	keks map[id16]*kek
 }
 
 func newKeyring(store Store, kms KMS, clock func() time.Time, lease time.Duration) *keyring {
 	return &keyring{
 		store: store, kms: kms, clock: clock, lease: lease,
 		tenants: make(map[string]*tenantKeys),
-		flights: make(map[string]*flight),
+		flights: make(map[string]*flight[*tenantKeys]),
+		keks:    make(map[id16]*flight[*kek]),
+		dropped: make(map[uint32]uint64),
 	}
 }
 
 // loadTimeout bounds one load, which outlives the caller that began it.
 const loadTimeout = 15 * time.Second
+
+var (
+	// errRootGone: the root is described as one that cannot be used.
+	errRootGone = errors.New("the root is not enabled")
+	// errDropped: KEKs were dropped while this one was fetched.
+	errDropped = unavailable("KEKs were dropped meanwhile", nil)
+)
 
 // get returns a tenant's keys. The empty name is keyd's own.
 func (k *keyring) get(ctx context.Context, tenant string) (*tenantKeys, error) {
@@ -67,7 +110,7 @@ func (k *keyring) get(ctx context.Context, tenant string) (*tenantKeys, error) {
 	held := k.tenants[tenant]
 	if held != nil && !now.Before(held.expires) {
 		delete(k.tenants, tenant)
-		held.wipe()
+		held.wipe(func(*kek) bool { return true })
 		held = nil
 	}
 	if held != nil && now.Before(held.renewAt) {
@@ -76,7 +119,7 @@ func (k *keyring) get(ctx context.Context, tenant string) (*tenantKeys, error) {
 	}
 	f := k.flights[tenant]
 	if f == nil {
-		f = &flight{done: make(chan struct{})}
+		f = takeOff[*tenantKeys](k)
 		k.flights[tenant] = f
 		go k.load(context.WithoutCancel(ctx), tenant, f)
 	}
@@ -84,31 +127,53 @@ func (k *keyring) get(ctx context.Context, tenant string) (*tenantKeys, error) {
 	if held != nil {
 		return held, nil // being renewed
 	}
-	select {
-	case <-f.done:
-		return f.keys, f.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+	return f.wait(ctx)
 }
 
-func (k *keyring) load(ctx context.Context, tenant string, f *flight) {
+func (k *keyring) load(ctx context.Context, tenant string, f *flight[*tenantKeys]) {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
-	f.keys, f.err = k.fetch(ctx, tenant)
+	// An epoch may turn under a fetch, which then looks where nothing is any more.
+	for range 3 {
+		var es, now epochs
+		f.value, es, f.err = k.fetch(ctx, tenant)
+		if f.err == nil {
+			break
+		}
+		err := k.store.View(ctx, func(r Reader) (err error) {
+			now, err = readEpochs(r)
+			return err
+		})
+		if err != nil || now == es {
+			break
+		}
+	}
 	k.mu.Lock()
 	delete(k.flights, tenant)
-	if f.err == nil {
-		k.tenants[tenant] = f.keys
-	}
-	if f.err == nil || errors.Is(f.err, ErrKMSUnavailable) || errors.Is(f.err, ErrKMSDenied) || errors.Is(f.err, ErrRootNotUsable) {
-		k.lastErr = f.err
+	switch {
+	case f.err != nil:
+		f.value = nil
+		if held := k.tenants[tenant]; held != nil {
+			held.renewAt = k.clock().Add(k.lease / 32) // not with every call
+		}
+	case k.dropped[f.value.basis] > f.drops:
+		f.value.wipe(func(*kek) bool { return true })
+		f.value, f.err = nil, errDropped
+	default:
+		f.value.wipe(func(w *kek) bool { return !k.mayKeep(w, f.drops) })
+		k.tenants[tenant] = f.value
 	}
 	k.mu.Unlock()
 	close(f.done)
 }
 
-func (k *keyring) fetch(ctx context.Context, tenant string) (*tenantKeys, error) {
+// mayKeep says whether a KEK may be kept whose fetching began after that many
+// drops. k.mu is held.
+func (k *keyring) mayKeep(w *kek, drops uint64) bool {
+	return w.epoch >= k.floor && k.dropped[w.epoch] <= drops
+}
+
+func (k *keyring) fetch(ctx context.Context, tenant string) (_ *tenantKeys, es epochs, _ error) {
 	// The time counts from before the KMS is asked.
 	now := k.clock()
 	var row storev1.Tenant
@@ -118,62 +183,130 @@ func (k *keyring) fetch(ctx context.Context, tenant string) (*tenantKeys, error)
 	}
 	var pseudonymRow storev1.Wrapped
 	var rowKey []byte
-	err := k.store.View(ctx, func(r Reader) error {
-		err := getRow(r, tenantKey(id), &row)
+	err := k.store.View(ctx, func(r Reader) (err error) {
+		if es, err = readEpochs(r); err != nil {
+			return err
+		}
+		err = getRow(r, tenantKey(id), &row)
 		if errors.Is(err, ErrNotFound) {
 			return unknown("tenant")
 		}
 		if err != nil || tenant == "" {
 			return err
 		}
-		rowKey, err = getWrapped(r, row.KekEpoch, func(e uint32) []byte { return wrappedPseudonymKey(e, id) }, &pseudonymRow)
+		rowKey, err = getWrapped(r, es, func(e uint32) []byte { return wrappedPseudonymKey(e, id) }, &pseudonymRow)
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, es, err
 	}
 	if row.Name != tenant {
-		return nil, damaged("a tenant's row has another name", nil)
+		return nil, es, damaged("a tenant's row has another name", nil)
 	}
 	t := &tenantKeys{
-		name: tenant, id: id, keks: make(map[id16]*wrap.Wrapper),
+		name: tenant, id: id, keks: make(map[id16]*kek), basis: es.open,
 		renewAt: now.Add(k.lease / 2), expires: now.Add(k.lease),
 	}
-	if tenant == "" {
-		_, err := k.kek(ctx, t, id16(row.KekId), row.KekEpoch)
-		return t, err
+	// All KEKs that are, or will soon be, in use, so that an epoch's turn finds
+	// the next one here.
+	for _, epoch := range []uint32{es.open, es.draining, es.preparing} {
+		kekID, ok := kekFor(&row, epoch)
+		if epoch == 0 || !ok {
+			continue
+		}
+		_, err := k.kek(ctx, t, kekID, epoch)
+		switch {
+		case err == nil, epoch == es.preparing:
+		case epoch == es.draining && errors.Is(err, errRootGone):
+			// What was carried over already is served.
+		default:
+			return nil, es, err
+		}
 	}
-	w, err := k.kek(ctx, t, id16(pseudonymRow.KekId), epochOf(rowKey))
+	if tenant == "" {
+		return t, es, nil
+	}
+	t.basis = epochOf(rowKey)
+	w, err := k.kek(ctx, t, id16(pseudonymRow.KekId), t.basis)
 	if err != nil {
-		return nil, err
+		return nil, es, err
 	}
 	t.pseudonym, err = w.Unwrap(pseudonymRow.Ciphertext, rowIdentity(rowKey, id16(pseudonymRow.KekId)))
 	if err != nil {
-		return nil, damaged("a pseudonym key does not open", err)
+		return nil, es, damaged("a pseudonym key does not open", err)
 	}
 	if !hmac.Equal(pseudonymCheck(t.pseudonym, tenant), row.PseudonymCheck) {
-		return nil, damaged("a pseudonym key is not the tenant's", nil)
+		return nil, es, damaged("a pseudonym key is not the tenant's", nil)
 	}
-	return t, nil
+	return t, es, nil
 }
 
-// kek returns a KEK of t, from the KMS if it is not held.
-func (k *keyring) kek(ctx context.Context, t *tenantKeys, id id16, epoch uint32) (*wrap.Wrapper, error) {
+// kek returns a KEK of t, from the KMS if it is not held. Those who ask for
+// the same one at the same time wait for one call.
+func (k *keyring) kek(ctx context.Context, t *tenantKeys, id id16, epoch uint32) (*kek, error) {
 	if w := t.wrapper(id); w != nil {
 		return w, nil
 	}
+	k.mu.Lock()
+	f := k.keks[id]
+	if f == nil {
+		f = takeOff[*kek](k)
+		k.keks[id] = f
+		go func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loadTimeout)
+			defer cancel()
+			f.value, f.err = loadKEK(ctx, k.store, k.unwrap, t.name, t.id, id, epoch)
+			k.mu.Lock()
+			delete(k.keks, id)
+			k.mu.Unlock()
+			close(f.done)
+		}()
+	}
+	k.mu.Unlock()
+	w, err := f.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.mayKeep(w, f.drops) {
+		return nil, errDropped
+	}
+	t.mu.Lock()
+	t.keks[id] = w
+	t.mu.Unlock()
+	return w, nil
+}
+
+// keep adds a KEK to a tenant's entry, if there is one.
+func (k *keyring) keep(tenant string, f *freshKEK) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if t := k.tenants[tenant]; t != nil {
+		t.mu.Lock()
+		t.keks[f.id] = &kek{f.w, f.epoch}
+		t.mu.Unlock()
+	}
+}
+
+// unwrapper is KMS.Unwrap for the root of an epoch.
+type unwrapper func(ctx context.Context, epoch *storev1.Epoch, wrapped []byte, ec EncryptionContext) ([]byte, error)
+
+// loadKEK reads a KEK's row and has the KMS unwrap it.
+func loadKEK(ctx context.Context, store Store, unwrap unwrapper, tenant string, tenantID, id id16, epoch uint32) (*kek, error) {
 	var row storev1.Wrapped
-	var e storev1.Epoch
-	err := k.store.View(ctx, func(r Reader) error {
-		if err := getRow(r, wrappedKEKKey(epoch, t.id, id), &row); err != nil {
+	var e *storev1.Epoch
+	err := store.View(ctx, func(r Reader) (err error) {
+		if err := getRow(r, wrappedKEKKey(epoch, tenantID, id), &row); err != nil {
 			return err
 		}
-		return getRow(r, epochKey(epoch), &e)
+		e, err = readEpoch(r, epoch)
+		return err
 	})
 	if err != nil {
 		return nil, damaged("a KEK's row cannot be read", err)
 	}
-	packed, err := k.kms.Unwrap(ctx, e.RootId, row.Ciphertext, EncryptionContext{Tenant: t.name, Epoch: epoch})
+	packed, err := unwrap(ctx, e, row.Ciphertext, EncryptionContext{Tenant: tenant, Epoch: epoch})
 	if err != nil {
 		return nil, unavailable("a KEK cannot be unwrapped", err)
 	}
@@ -186,19 +319,66 @@ func (k *keyring) kek(ctx context.Context, t *tenantKeys, id id16, epoch uint32)
 	if err != nil {
 		return nil, err
 	}
-	t.mu.Lock()
-	t.keks[id] = w
-	t.mu.Unlock()
-	return w, nil
+	return &kek{w, epoch}, nil
 }
 
-// forget drops a tenant's keys: a later get loads them anew.
-func (k *keyring) forget(tenant string) {
+// unwrap asks the KMS. When it is refused it asks for the root's state, and
+// drops the KEKs of a root that is described as one that cannot be used.
+func (k *keyring) unwrap(ctx context.Context, e *storev1.Epoch, wrapped []byte, ec EncryptionContext) ([]byte, error) {
+	key, err := k.kms.Unwrap(ctx, e.RootId, wrapped, ec)
+	if errors.Is(err, ErrRootNotUsable) || errors.Is(err, ErrKMSDenied) || errors.Is(err, ErrRootUnknown) {
+		switch root, describeErr := k.kms.Describe(ctx, e.RootId); {
+		case describeErr != nil:
+		case root.State == RootDisabled, root.State == RootPending, root.State == RootDestroyed:
+			k.drop(e.Number)
+			err = fmt.Errorf("%w: %w", errRootGone, err)
+		}
+	}
+	k.mu.Lock()
+	k.lastErr = err
+	k.mu.Unlock()
+	return key, err
+}
+
+// drop forgets the KEKs of an epoch, and what was opened with them.
+func (k *keyring) drop(epoch uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if t := k.tenants[tenant]; t != nil {
-		delete(k.tenants, tenant)
-		t.wipe()
+	k.drops++
+	k.dropped[epoch] = k.drops
+	for name, t := range k.tenants {
+		t.wipe(func(w *kek) bool { return w.epoch == epoch || t.basis == epoch })
+		if t.basis == epoch {
+			delete(k.tenants, name)
+		}
+	}
+}
+
+// dropBelow forgets the KEKs of all epochs older than this one, for good. What
+// they opened is opened by newer ones too.
+func (k *keyring) dropBelow(epoch uint32) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if epoch <= k.floor {
+		return
+	}
+	k.floor = epoch
+	for _, t := range k.tenants {
+		t.wipe(func(w *kek) bool { return w.epoch < epoch })
+	}
+}
+
+// sweep forgets the entries whose time is over, which get would not: nobody
+// asks for them.
+func (k *keyring) sweep() {
+	now := k.clock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, t := range k.tenants {
+		if !now.Before(t.expires) {
+			delete(k.tenants, name)
+			t.wipe(func(*kek) bool { return true })
+		}
 	}
 }
 
@@ -208,7 +388,7 @@ func (k *keyring) close() {
 	defer k.mu.Unlock()
 	for name, t := range k.tenants {
 		delete(k.tenants, name)
-		t.wipe()
+		t.wipe(func(*kek) bool { return true })
 	}
 }
 
@@ -219,7 +399,7 @@ func (k *keyring) health() error {
 	return k.lastErr
 }
 
-func (t *tenantKeys) wrapper(id id16) *wrap.Wrapper {
+func (t *tenantKeys) wrapper(id id16) *kek {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.keks[id]
@@ -229,26 +409,17 @@ func (t *tenantKeys) handle(subject []byte) id16 {
 	return handleOf(t.pseudonym, t.name, subject)
 }
 
-// wipe drops the KEKs. The pseudonym key may be in use by a call that got it a
-// moment ago, and is left to the garbage collector: zeroing it here would give
-// that call a wrong handle.
-func (t *tenantKeys) wipe() {
+// wipe drops the KEKs that which names. The pseudonym key may be in use by a
+// call that got it a moment ago, and is left to the garbage collector: zeroing
+// it here would give that call a wrong handle.
+func (t *tenantKeys) wipe(which func(*kek) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	clear(t.keks)
-}
-
-// getWrapped reads a wrapped row that lies under the epoch of its tenant's
-// newest KEK or, while an epoch drains, still under the one before; it returns
-// the row's key.
-func getWrapped(r Reader, epoch uint32, key func(epoch uint32) []byte, row *storev1.Wrapped) ([]byte, error) {
-	k := key(epoch)
-	err := getRow(r, k, row)
-	if errors.Is(err, ErrNotFound) && epoch > 1 {
-		k = key(epoch - 1)
-		err = getRow(r, k, row)
+	for id, w := range t.keks {
+		if which(w) {
+			delete(t.keks, id)
+		}
 	}
-	return k, err
 }
 
 // epochOf reads the epoch out of a wrapped row's key.

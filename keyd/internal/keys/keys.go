@@ -26,8 +26,15 @@ type Config struct {
 	// Initialise allows an empty store to be made into a new key store. It
 	// has no effect on one that is initialised.
 	Initialise bool
-	// EpochLength is how long an epoch is planned to last.
-	EpochLength time.Duration
+	// EpochLength is how long an epoch is planned to last, DrainBudget how long
+	// its keys may take to be carried over, and Soak how long its root stays
+	// disabled before its destruction is scheduled: KEKLease at the least.
+	EpochLength, DrainBudget, Soak time.Duration
+	// RewrapRate bounds how many keys are carried over per second; zero: no bound.
+	RewrapRate int
+	// DutyInterval is how often keyd looks for background work. Negative: only
+	// when told, for tests.
+	DutyInterval time.Duration
 	// KEKLease is how long keyd keeps a KEK without the KMS's consent.
 	KEKLease time.Duration
 	// AnchorTimeout is how long a call that needs the anchor waits for it.
@@ -51,6 +58,9 @@ type Keys struct {
 	meta       *storev1.Meta // as read by Open; only its identity is used
 	requestKey []byte
 
+	pulse  pulse
+	duties *duties
+
 	closing    closingSet
 	mirrorErr  atomic.Pointer[error] // what an audit of the anchor found
 	ledgerSize atomic.Uint64         // of the newest commit that this process made or saw
@@ -67,6 +77,7 @@ type Keys struct {
 func (k *Keys) Close() {
 	k.cancel()
 	k.wg.Wait()
+	k.leave()
 	k.ring.close()
 	clear(k.requestKey)
 }
@@ -87,21 +98,6 @@ func (k *Keys) update(ctx context.Context, fn func(Tx) error) error {
 			return ctx.Err()
 		}
 	}
-}
-
-// openEpoch returns the epoch under which keys are wrapped now. Reading its
-// row makes the transaction conflict with the epoch's turning, so that nothing
-// is wrapped under an epoch that drains.
-func openEpoch(r Reader) (*storev1.Epoch, error) {
-	var meta storev1.Meta
-	if err := getRow(r, metaKey(), &meta); err != nil {
-		return nil, damaged("the store's own row cannot be read", err)
-	}
-	var epoch storev1.Epoch
-	if err := getRow(r, epochKey(meta.Epoch), &epoch); err != nil {
-		return nil, damaged("the epoch's row cannot be read", err)
-	}
-	return &epoch, nil
 }
 
 // activeTenant reads a tenant's row, and refuses one that is fenced.

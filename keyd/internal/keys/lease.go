@@ -55,14 +55,19 @@ func (k *Keys) BlobKeys(ctx context.Context, queries []*keydv1.BlobKeyQuery) ([]
 		}
 	}
 	// First use takes two passes more (a DEK, a bucket and a KEK are made or
-	// loaded between them); a turning epoch may cost another.
-	for pass := 0; pass < 6; pass++ {
+	// loaded between them); each turn of an epoch meanwhile may cost another two.
+	for pass := 0; pass < 8; pass++ {
 		if err := k.pass(ctx, qs); err != nil {
 			return nil, err
 		}
 		if !k.meetNeeds(ctx, qs) {
 			break
 		}
+	}
+	// What was read must have been the store's last word at some time in the
+	// reach of a heartbeat.
+	if err := k.mayIssue(ctx); err != nil {
+		return nil, err
 	}
 	results := make([]Result, len(qs))
 	for i := range qs {
@@ -119,12 +124,16 @@ func (k *Keys) pass(ctx context.Context, qs []query) error {
 	size := k.ledgerSize.Load()
 	now := k.now()
 	return k.store.View(ctx, func(r Reader) error {
+		es, err := readEpochs(r)
+		if err != nil {
+			return err
+		}
 		for i := range qs {
 			q := &qs[i]
 			if q.done {
 				continue
 			}
-			key, err := k.lease(r, q, now)
+			key, err := k.lease(r, es, q, now)
 			if errors.Is(err, errAgain) {
 				continue
 			}
@@ -138,10 +147,9 @@ func (k *Keys) pass(ctx context.Context, qs []query) error {
 }
 
 // lease answers one query from the snapshot, or notes what it needs.
-func (k *Keys) lease(r Reader, q *query, now time.Time) (*keydv1.BlobKey, error) {
+func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.BlobKey, error) {
 	t := q.tenant
-	tenant, err := activeTenant(r, t.name)
-	if err != nil {
+	if _, err := activeTenant(r, t.name); err != nil {
 		return nil, err
 	}
 	var subject storev1.Subject
@@ -182,7 +190,7 @@ func (k *Keys) lease(r Reader, q *query, now time.Time) (*keydv1.BlobKey, error)
 	}
 
 	var bucketRow storev1.Wrapped
-	bucketRowKey, err := getWrapped(r, tenant.KekEpoch, func(e uint32) []byte {
+	bucketRowKey, err := getWrapped(r, es, func(e uint32) []byte {
 		return wrappedBucketKey(e, t.id, class.Number, uint64(start))
 	}, &bucketRow)
 	var bucket storev1.Bucket
@@ -208,7 +216,7 @@ func (k *Keys) lease(r Reader, q *query, now time.Time) (*keydv1.BlobKey, error)
 		return nil, damaged("a live bucket has no key", err)
 	}
 	var dekRow storev1.Wrapped
-	dekRowKey, err := getWrapped(r, tenant.KekEpoch, func(e uint32) []byte {
+	dekRowKey, err := getWrapped(r, es, func(e uint32) []byte {
 		return wrappedDEKKey(e, t.id, q.handle, keyID)
 	}, &dekRow)
 	if err != nil || dekRow.Dead {
@@ -303,17 +311,18 @@ func (k *Keys) meetNeeds(ctx context.Context, qs []query) bool {
 	again := false
 	for i := range qs {
 		q := &qs[i]
-		switch {
-		case q.done:
+		if q.done {
 			continue
-		case q.needDEK || q.needBucket:
-			make = append(make, q)
-		case q.needEpoch != 0:
-			if _, err := k.ring.kek(ctx, q.tenant, q.needKEK, q.needEpoch); err != nil {
+		}
+		if q.needEpoch != 0 {
+			if _, err := k.ring.kek(ctx, q.tenant, q.needKEK, q.needEpoch); err != nil && k.stillRead(ctx, q.needEpoch) {
 				q.finish(nil, err)
 				continue
 			}
 			q.needEpoch = 0
+		}
+		if q.needDEK || q.needBucket {
+			make = append(make, q)
 		}
 		again = true
 	}
@@ -321,6 +330,17 @@ func (k *Keys) meetNeeds(ctx context.Context, qs []query) bool {
 		k.firstUse(ctx, make)
 	}
 	return again
+}
+
+// stillRead says whether rows of an epoch are read. One that has drained since
+// is no longer asked for by the next pass.
+func (k *Keys) stillRead(ctx context.Context, epoch uint32) bool {
+	var es epochs
+	err := k.store.View(ctx, func(r Reader) (err error) {
+		es, err = readEpochs(r)
+		return err
+	})
+	return err != nil || es.needs(epoch)
 }
 
 // firstUse makes DEKs and bucket keys, create-if-absent. It only finishes
@@ -350,6 +370,7 @@ func (k *Keys) firstUse(ctx context.Context, qs []*query) {
 		now := k.now()
 		for i, q := range qs {
 			f := &fresh[i]
+			q.needEpoch = 0
 			errs[i] = k.create(tx, q, now, f.dek, f.keyID, f.bucket)
 			var outcome *Error
 			if errs[i] != nil && !errors.Is(errs[i], errAgain) && !errors.As(errs[i], &outcome) {
@@ -365,7 +386,7 @@ func (k *Keys) firstUse(ctx context.Context, qs []*query) {
 		case errs[i] != nil && !errors.Is(errs[i], errAgain):
 			q.finish(nil, errs[i])
 		default:
-			q.needDEK, q.needBucket, q.needEpoch = false, false, 0
+			q.needDEK, q.needBucket = false, false
 		}
 	}
 }
@@ -382,19 +403,20 @@ func (k *Keys) create(tx Tx, q *query, now time.Time, dek []byte, keyID id16, bu
 	if err != nil {
 		return err
 	}
-	if tenant.KekEpoch != epoch.Number {
-		return errAgain // the tenant has no KEK of this epoch yet
-	}
 	class, err := readClass(tx, t.id, q.Class)
 	if err != nil {
 		return err
 	}
-	kek := id16(tenant.KekId)
-	w := t.wrapper(kek)
-	if w == nil {
-		k.ring.forget(t.name) // a new epoch's KEK: load it, then try again
+	kek, ok := kekFor(tenant, epoch.Number)
+	if !ok {
+		return damaged("a tenant has no KEK of the open epoch", nil)
+	}
+	held := t.wrapper(kek)
+	if held == nil {
+		q.needKEK, q.needEpoch = kek, epoch.Number
 		return errAgain
 	}
+	w := held.Wrapper
 
 	var subject storev1.Subject
 	err = getRow(tx, subjectKey(t.id, q.handle), &subject)
@@ -413,7 +435,7 @@ func (k *Keys) create(tx Tx, q *query, now time.Time, dek []byte, keyID id16, bu
 		if sc != nil {
 			generation = sc.Generation
 		}
-		dekRowKey = wrappedDEKKey(tenant.KekEpoch, t.id, q.handle, keyID[:])
+		dekRowKey = wrappedDEKKey(epoch.Number, t.id, q.handle, keyID[:])
 		if dekRow, err = wrapRow(w, kek, dek, dekIdentity(dekRowKey, kek, class.Number, generation)); err != nil {
 			return err
 		}
@@ -435,7 +457,7 @@ func (k *Keys) create(tx Tx, q *query, now time.Time, dek []byte, keyID id16, bu
 			return err
 		}
 		if err != nil {
-			bucketRowKey = wrappedBucketKey(tenant.KekEpoch, t.id, class.Number, uint64(start))
+			bucketRowKey = wrappedBucketKey(epoch.Number, t.id, class.Number, uint64(start))
 			if bucketRow, err = wrapRow(w, kek, bucketSecret, rowIdentity(bucketRowKey, kek)); err != nil {
 				return err
 			}

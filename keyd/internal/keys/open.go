@@ -28,6 +28,7 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	cfg.DrainBudget = cfg.DrainBudget.Truncate(time.Millisecond)
 	cfg.EpochLength = cfg.EpochLength.Truncate(time.Millisecond)
 	cfg.SkewAllowance = cfg.SkewAllowance.Truncate(time.Millisecond)
 	k := &Keys{
@@ -35,6 +36,8 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 		ring: newKeyring(cfg.Store, cfg.KMS, cfg.Clock, cfg.KEKLease),
 		ops:  make(chan *op), stopped: make(chan struct{}),
 	}
+	k.pulse.id = newID()
+	k.duties = newDuties(k)
 	meta, err := k.readMeta(ctx)
 	if errors.Is(err, ErrNotFound) {
 		if err := k.initialise(ctx); err != nil {
@@ -55,8 +58,16 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 	if err := k.startLedger(ctx); err != nil {
 		return nil, err
 	}
+	// A full store still serves what it holds.
+	if err := k.beat(ctx); err != nil && !errors.Is(err, ErrFull) {
+		return nil, err
+	}
 	loop, cancel := context.WithCancel(context.Background())
 	k.cancel = cancel
+	if cfg.DutyInterval >= 0 {
+		k.wg.Go(func() { k.beatLoop(loop) })
+		k.wg.Go(func() { k.duties.run(loop) })
+	}
 	k.wg.Go(func() { k.groupLoop(loop) })
 	if k.keeper.Anchored() > auditAtOnce {
 		k.wg.Go(func() { k.auditMirror(loop) })
@@ -153,6 +164,7 @@ func (k *Keys) initialise(ctx context.Context) error {
 		if err := putRow(tx, epochKey(epoch), &storev1.Epoch{
 			Number: epoch, State: storev1.EpochState_EPOCH_STATE_OPEN, RootId: root, KmsKind: k.kms.Kind(),
 			OpenedMs: now.UnixMilli(), PlannedEndMs: end.UnixMilli(),
+			FinalByMs: end.Add(k.endOf()).UnixMilli(),
 		}); err != nil {
 			return err
 		}
@@ -172,11 +184,11 @@ func (k *Keys) secret(ctx context.Context, name id16) ([]byte, error) {
 	var row storev1.Wrapped
 	var rowKey []byte
 	err = k.store.View(ctx, func(r Reader) error {
-		var t storev1.Tenant
-		if err := getRow(r, tenantKey(systemTenant), &t); err != nil {
+		es, err := readEpochs(r)
+		if err != nil {
 			return err
 		}
-		rowKey, err = getWrapped(r, t.KekEpoch, func(e uint32) []byte { return wrappedSecretKey(e, name) }, &row)
+		rowKey, err = getWrapped(r, es, func(e uint32) []byte { return wrappedSecretKey(e, name) }, &row)
 		return err
 	})
 	if err != nil {

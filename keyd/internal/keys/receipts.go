@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"slices"
 
 	"lethe/keyd/internal/ledger"
 	"lethe/proto/ident"
@@ -29,6 +30,60 @@ func (k *Keys) recorded(ctx context.Context, o *op) (*Recorded, error) {
 		return err
 	})
 	return rec, err
+}
+
+// furthest builds the receipt of an entry with the later ones that say how far
+// what it destroyed has come: those of the newest epoch that it knew.
+func (k *Keys) furthest(ctx context.Context, o *op) (*Recorded, error) {
+	rec := &Recorded{Index: o.index}
+	err := k.store.View(ctx, func(r Reader) error {
+		e, err := ledger.ReadEntry(r, o.index)
+		if err != nil {
+			return damaged("a ledger entry cannot be read", err)
+		}
+		s, err := receipt.ParseStatement(e.Statement)
+		if err != nil {
+			return damaged("a ledger entry does not parse", err)
+		}
+		rec.DrainedBy = s.DrainedBy
+		var later []uint64
+		if s.Kind == receipt.Destroyed || s.Kind == receipt.Expired {
+			if later, err = k.stages(r, o.index, s.Epoch); err != nil {
+				return err
+			}
+		}
+		rec.Receipt, err = ledger.Receipt(r, k.signer, o.index, later...)
+		return err
+	})
+	return rec, err
+}
+
+// stages returns the ledger indexes, ascending, of the entries about an epoch
+// that end what was destroyed in it at index, as far as the anchor covers them.
+func (k *Keys) stages(r Reader, index uint64, number uint32) ([]uint64, error) {
+	epoch, err := readEpoch(r, number)
+	if err != nil {
+		return nil, err
+	}
+	marks := []uint64{epoch.SanitisedAt, epoch.CancelledAt, epoch.ClosedAt}
+	if epoch.CancelledAt != 0 && epoch.RetiringAt > epoch.CancelledAt {
+		marks = append(marks, epoch.RetiringAt)
+	}
+	slices.Sort(marks)
+	var later []uint64
+	for _, m := range marks {
+		if m == 0 || m-1 <= index {
+			continue
+		}
+		e, err := ledger.ReadEntry(r, m-1)
+		if err != nil {
+			return nil, damaged("a ledger entry cannot be read", err)
+		}
+		if e.TreeSize <= k.keeper.Anchored() {
+			later = append(later, m-1)
+		}
+	}
+	return later, nil
 }
 
 // VerifierKeys are the keys that sign checkpoints, oldest first.
@@ -66,7 +121,8 @@ func (k *Keys) Consistency(ctx context.Context, older, newer uint64) ([][]byte, 
 }
 
 // GetReceipt finds an entry of a tenant by request id, by ledger index or, the
-// newest, by subject, and returns its receipt.
+// newest, by subject, and returns its receipt, with the furthest stage that
+// there is.
 func (k *Keys) GetReceipt(ctx context.Context, req *keydv1.GetReceiptRequest) (*Recorded, error) {
 	if err := ident.Tenant(req.Tenant); err != nil {
 		return nil, invalid("tenant", err)
@@ -129,7 +185,7 @@ func (k *Keys) GetReceipt(ctx context.Context, req *keydv1.GetReceiptRequest) (*
 	if err := k.waitAnchored(ctx, o.size); err != nil {
 		return nil, err
 	}
-	return k.recorded(ctx, o)
+	return k.furthest(ctx, o)
 }
 
 // ListReceipts lists up to limit of a tenant's entries, oldest first, from the

@@ -19,6 +19,9 @@ import (
 //	B tenant:16 class number:2 start:8      storev1.Bucket
 //	R request hmac:32                       storev1.Request
 //	I tenant:16 ledger index:8              empty
+//	A keyd:16                               storev1.Heartbeat
+//	U                                       storev1.Duty
+//	e epoch:4                               storev1.Rewrap
 //	w epoch:4 K tenant:16 kek id:16         storev1.Wrapped, under the root
 //	w epoch:4 P tenant:16                   storev1.Wrapped, the pseudonym key
 //	w epoch:4 S name:16                     storev1.Wrapped, a secret of keyd's own
@@ -41,6 +44,14 @@ func metaKey() []byte { return []byte{'M'} }
 func epochKey(epoch uint32) []byte {
 	return binary.BigEndian.AppendUint32([]byte{'E'}, epoch)
 }
+
+func rewrapKey(epoch uint32) []byte {
+	return binary.BigEndian.AppendUint32([]byte{'e'}, epoch)
+}
+
+func heartbeatKey(keyd id16) []byte { return append([]byte{'A'}, keyd[:]...) }
+
+func dutyKey() []byte { return []byte{'U'} }
 
 func tenantKey(t id16) []byte { return append([]byte{'T'}, t[:]...) }
 
@@ -69,6 +80,11 @@ func requestKey(mac []byte) []byte { return append([]byte{'R'}, mac...) }
 
 func receiptIndexKey(t id16, index uint64) []byte {
 	return binary.BigEndian.AppendUint64(append([]byte{'I'}, t[:]...), index)
+}
+
+// wrappedPrefix begins the key of every wrapped row of an epoch.
+func wrappedPrefix(epoch uint32) []byte {
+	return binary.BigEndian.AppendUint32([]byte{'w'}, epoch)
 }
 
 func wrappedKey(epoch uint32, kind byte, capacity int) []byte {

@@ -43,6 +43,8 @@ func (k *Keys) Status(ctx context.Context) *keydv1.GetStatusResponse {
 	add("kms", k.ring.health(), k.kms.Kind())
 	code, where := k.anchor.Domain()
 	add("anchor", k.Serving(), code+": "+where)
+	detail, err := k.epochHealth(ctx)
+	add("epochs", err, detail)
 	return s
 }
 

@@ -41,30 +41,80 @@ func (k *Keys) CreateTenant(ctx context.Context, name string, classes []*keydv1.
 		}
 	}
 
+	// A turn of the epoch in between only means to begin anew.
+	for attempt := 0; ; attempt++ {
+		made, err := k.createTenant(ctx, name, classes)
+		if errors.Is(err, errTurned) && attempt < 5 {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return publicClasses(made), nil
+	}
+}
+
+// errTurned: the epoch turned meanwhile.
+var errTurned = fail(keydv1.Outcome_OUTCOME_CONFLICT, "the epoch turned meanwhile")
+
+// freshKEK is a KEK that was made for a tenant, with its row.
+type freshKEK struct {
+	epoch uint32
+	id    id16
+	w     *wrap.Wrapper
+	row   []byte
+}
+
+// newKEK makes a KEK and has the KMS wrap it.
+func (k *Keys) newKEK(ctx context.Context, tenant string, epoch *storev1.Epoch) (*freshKEK, error) {
+	key := newKey()
+	defer clear(key)
+	f := &freshKEK{epoch: epoch.Number, id: newID()}
+	var err error
+	if f.row, err = wrapKEK(ctx, k.kms, epoch.RootId, f.id, key, EncryptionContext{Tenant: tenant, Epoch: epoch.Number}); err != nil {
+		return nil, err
+	}
+	f.w, err = wrap.New(key)
+	return f, err
+}
+
+func (k *Keys) createTenant(ctx context.Context, name string, classes []*keydv1.Class) ([]*storev1.Class, error) {
 	// What can be refused is refused before the KMS is asked.
-	var epoch *storev1.Epoch
+	var es epochs
+	var open, preparing *storev1.Epoch
 	err := k.store.View(ctx, func(r Reader) (err error) {
-		if epoch, err = openEpoch(r); err != nil {
+		if es, err = readEpochs(r); err != nil {
 			return err
+		}
+		if open, err = readEpoch(r, es.open); err != nil {
+			return err
+		}
+		if es.preparing != 0 {
+			if preparing, err = readEpoch(r, es.preparing); err != nil {
+				return err
+			}
 		}
 		return absentTenant(r, name)
 	})
 	if err != nil {
 		return nil, err
 	}
-	id, kekID, kek, pseudonym := tenantID(name), newID(), newKey(), newKey()
-	defer clear(kek)
+	kek, err := k.newKEK(ctx, name, open)
+	if err != nil {
+		return nil, err
+	}
+	// While the next epoch is being prepared, a tenant that is new has to have
+	// its KEK of that too: whoever prepares it may have passed by already.
+	var next *freshKEK
+	if preparing != nil {
+		if next, err = k.newKEK(ctx, name, preparing); err != nil {
+			return nil, err
+		}
+	}
+	id, pseudonym := tenantID(name), newKey()
 	defer clear(pseudonym)
-	wrappedKEK, err := wrapKEK(ctx, k.kms, epoch.RootId, kekID, kek, EncryptionContext{Tenant: name, Epoch: epoch.Number})
-	if err != nil {
-		return nil, err
-	}
-	w, err := wrap.New(kek)
-	if err != nil {
-		return nil, err
-	}
-	pseudonymRowKey := wrappedPseudonymKey(epoch.Number, id)
-	pseudonymRow, err := wrapRow(w, kekID, pseudonym, rowIdentity(pseudonymRowKey, kekID))
+	pseudonymRowKey := wrappedPseudonymKey(kek.epoch, id)
+	pseudonymRow, err := wrapRow(kek.w, kek.id, pseudonym, rowIdentity(pseudonymRowKey, kek.id))
 	if err != nil {
 		return nil, err
 	}
@@ -73,21 +123,26 @@ func (k *Keys) CreateTenant(ctx context.Context, name string, classes []*keydv1.
 	o := &op{
 		rows: []string{string(tenantKey(id))},
 		check: func(r Reader, now time.Time) (*plan, error) {
-			e, err := openEpoch(r)
-			if err != nil {
+			if _, err := openEpoch(r); err != nil {
 				return nil, err
 			}
-			if e.Number != epoch.Number {
-				return nil, fail(keydv1.Outcome_OUTCOME_CONFLICT, "the epoch turned meanwhile")
+			switch now, err := readEpochs(r); {
+			case err != nil:
+				return nil, err
+			case now.open != es.open, now.preparing != es.preparing:
+				return nil, errTurned
 			}
 			if err := absentTenant(r, name); err != nil {
 				return nil, err
 			}
 			row := &storev1.Tenant{
 				Name: name, State: storev1.TenantState_TENANT_STATE_ACTIVE,
-				KekId: kekID[:], KekEpoch: epoch.Number,
+				KekId: kek.id[:], KekEpoch: kek.epoch,
 				PseudonymCheck: pseudonymCheck(pseudonym, name),
 				NextClass:      uint32(len(classes)) + 1,
+			}
+			if next != nil {
+				row.NextKekId, row.NextKekEpoch = next.id[:], next.epoch
 			}
 			statements := []*receipt.Statement{{
 				Kind: receipt.TenantCreated, Time: now, Tenant: name, PseudonymCheck: row.PseudonymCheck,
@@ -104,8 +159,13 @@ func (k *Keys) CreateTenant(ctx context.Context, name string, classes []*keydv1.
 						return err
 					}
 				}
-				if err := tx.Put(wrappedKEKKey(epoch.Number, id, kekID), wrappedKEK); err != nil {
-					return err
+				for _, f := range []*freshKEK{kek, next} {
+					if f == nil {
+						continue
+					}
+					if err := tx.Put(wrappedKEKKey(f.epoch, id, f.id), f.row); err != nil {
+						return err
+					}
 				}
 				if err := putRow(tx, pseudonymRowKey, pseudonymRow); err != nil {
 					return err
@@ -117,7 +177,7 @@ func (k *Keys) CreateTenant(ctx context.Context, name string, classes []*keydv1.
 	if err := k.record(ctx, o); err != nil {
 		return nil, err
 	}
-	return publicClasses(made), nil
+	return made, nil
 }
 
 func absentTenant(r Reader, name string) error {

@@ -292,6 +292,44 @@ func (s *adminService) ListClasses(ctx context.Context, req *keydv1.ListClassesR
 	return &keydv1.ListClassesResponse{Classes: classes}, nil
 }
 
+func (s *adminService) GetEpochs(ctx context.Context, _ *keydv1.GetEpochsRequest) (*keydv1.GetEpochsResponse, error) {
+	epochs, problem, err := s.keys.Epochs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &keydv1.GetEpochsResponse{Epochs: epochs, Problem: problem}, nil
+}
+
+func (s *adminService) TurnEpoch(ctx context.Context, req *keydv1.TurnEpochRequest) (*keydv1.TurnEpochResponse, error) {
+	number, err := s.keys.TurnEpoch(ctx, req.Epoch)
+	if err != nil {
+		return nil, err
+	}
+	return &keydv1.TurnEpochResponse{Epoch: number}, nil
+}
+
+func (s *adminService) CancelRetirement(ctx context.Context, req *keydv1.CancelRetirementRequest) (*keydv1.CancelRetirementResponse, error) {
+	if err := s.keys.CancelRetirement(ctx, req.Epoch); err != nil {
+		return nil, err
+	}
+	return &keydv1.CancelRetirementResponse{}, nil
+}
+
+func (s *adminService) ResumeRetirement(ctx context.Context, req *keydv1.ResumeRetirementRequest) (*keydv1.ResumeRetirementResponse, error) {
+	if err := s.keys.ResumeRetirement(ctx, req.Epoch); err != nil {
+		return nil, err
+	}
+	return &keydv1.ResumeRetirementResponse{}, nil
+}
+
+func (s *adminService) ConfirmClock(ctx context.Context, _ *keydv1.ConfirmClockRequest) (*keydv1.ConfirmClockResponse, error) {
+	now, err := s.keys.ConfirmClock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &keydv1.ConfirmClockResponse{Time: timestamppb.New(now)}, nil
+}
+
 func (s *adminService) GetStatus(ctx context.Context, _ *keydv1.GetStatusRequest) (*keydv1.GetStatusResponse, error) {
 	res := s.keys.Status(ctx)
 	res.Version, res.Development = s.info.Version, s.info.Development

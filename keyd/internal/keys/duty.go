@@ -1,0 +1,361 @@
+package keys
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"lethe/keyd/internal/ledger"
+	storev1 "lethe/proto/keyd/store/v1"
+)
+
+// Duties are the background work that one keyd does for all: it turns epochs
+// and ends them. Who holds them stands in one row with a term, which every
+// transaction of a duty reads: a holder that was taken for gone, and was not,
+// writes nothing any more. What it may still do in the KMS is repeated without
+// harm, or is checked for just before.
+//
+// Nothing is kept in memory that a step needs: each looks at what is stored,
+// and does what comes next. So a keyd that dies at any point is resumed by the
+// same code.
+type duties struct {
+	k     *Keys
+	peers peers
+	wake  chan struct{}
+
+	// Only the loop, or a test in its place, uses these.
+	term      uint64
+	spare     spareRoot
+	described map[uint32]time.Time // when the KMS was asked about an epoch's root
+	failures  map[uint32]failure   // of a verification
+
+	retry atomic.Bool // an operator wants it tried again at once
+
+	mu      sync.Mutex
+	problem error             // of the newest step
+	waiting map[uint32]string // what an epoch waits for
+}
+
+func newDuties(k *Keys) *duties {
+	return &duties{
+		k: k, wake: make(chan struct{}, 1),
+		described: make(map[uint32]time.Time), failures: make(map[uint32]failure), waiting: make(map[uint32]string),
+	}
+}
+
+var (
+	// errNotHolder: another keyd holds the duties.
+	errNotHolder = errors.New("another keyd has the duties")
+	// ErrClock: what the clock would trigger waits for an operator.
+	ErrClock = errors.New("the clock is not believed")
+)
+
+// clockBound is how far the clock may be from the newest one that was
+// believed. A keyd that was stopped for longer asks, too: nothing tells it that
+// this was not a jump.
+const clockBound = 24 * time.Hour
+
+// failure is what a verification found wrong, and when. It is not done again
+// at once: it reads everything.
+type failure struct {
+	at  time.Time
+	err error
+}
+
+// retryAfter is how long keyd waits before it looks again at what is damaged.
+const retryAfter = 10 * time.Minute
+
+// failed notes what a verification found, and returns it.
+func (d *duties) failed(number uint32, err error) error {
+	d.failures[number] = failure{d.k.clock(), err}
+	return err
+}
+
+// recent returns what a verification of an epoch found wrong, while it is too
+// early to look again.
+func (d *duties) recent(number uint32) error {
+	f, ok := d.failures[number]
+	if ok && d.k.clock().Sub(f.at) < retryAfter {
+		return f.err
+	}
+	return nil
+}
+
+// kick makes the loop look at once, and try again what failed.
+func (d *duties) kick() {
+	d.retry.Store(true)
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run does the duties until ctx ends.
+func (d *duties) run(ctx context.Context) {
+	const most = time.Minute
+	pause := d.k.cfg.DutyInterval
+	wait := pause
+	for {
+		again, err := d.step(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case again && err == nil:
+			wait = 0
+		case err != nil:
+			wait = min(max(2*wait, pause), most)
+		default:
+			wait = pause
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-d.wake:
+			timer.Stop()
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+	}
+}
+
+// step does one piece of work. again says that there may be more at once. An
+// error is for health; the next step begins from what is stored.
+func (d *duties) step(ctx context.Context) (again bool, err error) {
+	err = d.k.Serving()
+	if err == nil {
+		again, err = d.attempt(ctx)
+	}
+	if errors.Is(err, errNotHolder) {
+		again, err = false, nil
+	}
+	d.mu.Lock()
+	changed := (err == nil) != (d.problem == nil) || err != nil && err.Error() != d.problem.Error()
+	d.problem = err
+	d.mu.Unlock()
+	if changed && ctx.Err() == nil {
+		if err != nil {
+			d.k.log.Warn("background work on epochs does not go on", "error", err)
+		} else {
+			d.k.log.Info("background work on epochs goes on")
+		}
+	}
+	return again, err
+}
+
+func (d *duties) attempt(ctx context.Context) (again bool, err error) {
+	if d.retry.Swap(false) {
+		clear(d.failures)
+		clear(d.described)
+	}
+	if err := d.settleSpare(ctx); err != nil {
+		return false, err
+	}
+	if err := d.take(ctx); err != nil {
+		return false, err
+	}
+	clockErr := d.watchClock(ctx)
+	if clockErr != nil && !errors.Is(clockErr, ErrClock) {
+		return false, clockErr
+	}
+	var es epochs
+	var rows []*storev1.Epoch
+	err = d.k.store.View(ctx, func(r Reader) (err error) {
+		if es, err = readEpochs(r); err != nil {
+			return err
+		}
+		rows, err = allEpochs(r)
+		return err
+	})
+	if err != nil {
+		return false, err
+	}
+	d.mu.Lock()
+	clear(d.waiting)
+	d.mu.Unlock()
+	errs := []error{clockErr}
+	for _, e := range rows {
+		more, err := d.advance(ctx, es, rows, e, clockErr == nil)
+		if errors.Is(err, errNotHolder) || ctx.Err() != nil {
+			return false, err
+		}
+		if more {
+			// What else there is to do may depend on it.
+			return true, nil
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("epoch %d: %w", e.Number, err))
+		}
+	}
+	return false, errors.Join(errs...)
+}
+
+// advance does what comes next for one epoch. clockOK says that what a clock
+// triggers may be done.
+func (d *duties) advance(ctx context.Context, es epochs, all []*storev1.Epoch, e *storev1.Epoch, clockOK bool) (bool, error) {
+	switch e.State {
+	case storev1.EpochState_EPOCH_STATE_PREPARING:
+		return d.prepare(ctx, es, e)
+	case storev1.EpochState_EPOCH_STATE_OPEN:
+		return d.openNext(ctx, es, all, e, clockOK)
+	case storev1.EpochState_EPOCH_STATE_DRAINING:
+		return d.drain(ctx, es, e)
+	case storev1.EpochState_EPOCH_STATE_DRAINED:
+		return d.retire(ctx, es, all, e, clockOK)
+	case storev1.EpochState_EPOCH_STATE_RETIRING:
+		return d.watchRoot(ctx, all, e, clockOK)
+	case storev1.EpochState_EPOCH_STATE_ABANDONED:
+		return d.dropAbandoned(ctx, e)
+	case storev1.EpochState_EPOCH_STATE_CLOSED:
+		return false, nil
+	}
+	return false, damaged("an epoch's row has no state", nil)
+}
+
+// waits notes what an epoch waits for, for those who look.
+func (d *duties) waits(epoch uint32, format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiting[epoch] = fmt.Sprintf(format, args...)
+}
+
+// take makes this keyd the holder of the duties, or returns errNotHolder.
+func (d *duties) take(ctx context.Context) error {
+	k := d.k
+	if !k.pulse.fresh(k.clock()) {
+		if err := k.beat(ctx); err != nil {
+			return err
+		}
+	}
+	var row storev1.Duty
+	var others []peer
+	err := k.store.View(ctx, func(r Reader) (err error) {
+		if err := getRow(r, dutyKey(), &row); err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		others, err = d.peers.look(r, k.pulse.id, k.clock())
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if string(row.Holder) == string(k.pulse.id[:]) {
+		d.term = row.Term
+		return nil
+	}
+	for _, p := range others {
+		if string(row.Holder) == string(p.id[:]) && !p.lapsed {
+			return errNotHolder
+		}
+	}
+	err = k.update(ctx, func(tx Tx) error {
+		var now storev1.Duty
+		if err := getRow(tx, dutyKey(), &now); err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		if now.Term != row.Term {
+			return errNotHolder
+		}
+		now.Holder, now.Term = k.pulse.id[:], row.Term+1
+		return putRow(tx, dutyKey(), &now)
+	})
+	if err == nil {
+		d.term = row.Term + 1
+	}
+	return err
+}
+
+// fence fails with errNotHolder unless this keyd holds the duties.
+func (d *duties) fence(r Reader) error {
+	var row storev1.Duty
+	if err := getRow(r, dutyKey(), &row); err != nil {
+		return err
+	}
+	if row.Term != d.term || string(row.Holder) != string(d.k.pulse.id[:]) {
+		return errNotHolder
+	}
+	return nil
+}
+
+// still is fence for what no transaction guards: a call of the KMS.
+func (d *duties) still(ctx context.Context) error {
+	if err := d.k.mayIssue(ctx); err != nil {
+		return err
+	}
+	return d.k.store.View(ctx, d.fence)
+}
+
+// watchClock compares the wall clock with the newest that was believed, which
+// it then moves on. It fails with ErrClock.
+func (d *duties) watchClock(ctx context.Context) error {
+	k := d.k
+	now := k.now()
+	var row storev1.Duty
+	var head ledger.Head
+	err := k.store.View(ctx, func(r Reader) (err error) {
+		if err := getRow(r, dutyKey(), &row); err != nil {
+			return err
+		}
+		head, err = ledger.ReadHead(r)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	believed := time.UnixMilli(row.ClockMs)
+	if row.ClockMs == 0 {
+		believed = head.Time // the first holder ever
+	}
+	switch {
+	case now.Sub(believed) > clockBound:
+		return fmt.Errorf("%w: it is %v ahead of what was last seen; say that it is right, or set it", ErrClock, now.Sub(believed).Round(time.Minute))
+	case believed.Sub(now) > clockBound:
+		return fmt.Errorf("%w: it is %v behind what was last seen; say that it is right, or set it", ErrClock, believed.Sub(now).Round(time.Minute))
+	case now.Sub(believed) < time.Minute && row.ClockMs != 0:
+		return nil // a row a minute is enough
+	}
+	return k.update(ctx, func(tx Tx) error {
+		if err := d.fence(tx); err != nil {
+			return err
+		}
+		var row storev1.Duty
+		if err := getRow(tx, dutyKey(), &row); err != nil {
+			return err
+		}
+		row.ClockMs = now.UnixMilli()
+		return putRow(tx, dutyKey(), &row)
+	})
+}
+
+// ConfirmClock says, for an operator, that the clock is right.
+func (k *Keys) ConfirmClock(ctx context.Context) (time.Time, error) {
+	now := k.now()
+	err := k.update(ctx, func(tx Tx) error {
+		var row storev1.Duty
+		if err := getRow(tx, dutyKey(), &row); err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		row.ClockMs = now.UnixMilli()
+		return putRow(tx, dutyKey(), &row)
+	})
+	k.duties.kick()
+	return now, err
+}
+
+// anchored returns when the anchor covers all that the ledger holds: before
+// something is done that cannot be undone, what led to it is out of reach of a
+// loss of the store.
+func (k *Keys) anchored(ctx context.Context) error {
+	var head ledger.Head
+	err := k.store.View(ctx, func(r Reader) (err error) {
+		head, err = ledger.ReadHead(r)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return k.waitAnchored(ctx, head.Size)
+}
