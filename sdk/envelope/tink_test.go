@@ -130,7 +130,7 @@ func TestTinkStream(t *testing.T) {
 		keys := randomKeys(n)
 		s, o := pairOf(t, policy, keys)
 		for _, ctx := range []Context{{}, bound(t, "a", "b")} {
-			for _, size := range streamSizes {
+			for _, size := range sizesFor(n) {
 				plain := randomBytes(size)
 				blob := sealStream(t, s, plain, ctx, 2)
 				h, at, err := ParseHeader(blob)
