@@ -207,27 +207,30 @@ func (s *stage) hers() (*input, *piece) {
 }
 
 func leaseElsewhere(ctx context.Context, s *stage) (err error) {
-	if s.relay, err = startRelay(filepath.Join(s.dir, "relay.sock"), s.keyd.target()); err != nil {
-		return err
-	}
-	s.cleanUp(s.relay.close)
-	if s.listening, err = startClient(s.keyd.target()); err != nil {
-		return err
-	}
-	s.cleanUp(s.listening.close)
-	if s.deaf, err = startClient(s.relay.target()); err != nil {
-		return err
-	}
-	s.cleanUp(s.deaf.close)
-	bridge, err := startRelay(filepath.Join(s.dir, "bridge.sock"), s.keyd.target())
+	bridge, err := startRelay(filepath.Join(s.dir, "third.sock"), s.keyd.target())
 	if err != nil {
 		return err
 	}
 	s.cleanUp(bridge.close)
-	if s.severed, err = startClient(bridge.target()); err != nil {
+	if s.witness, err = startRelay(filepath.Join(s.dir, "first.sock"), s.keyd.target()); err != nil {
 		return err
 	}
-	s.cleanUp(s.severed.close)
+	s.cleanUp(s.witness.close)
+	if s.relay, err = startRelay(filepath.Join(s.dir, "second.sock"), s.keyd.target()); err != nil {
+		return err
+	}
+	s.cleanUp(s.relay.close)
+	for _, c := range []struct {
+		at *relay
+		to **clientProcess
+	}{{s.witness, &s.listening}, {s.relay, &s.deaf}, {bridge, &s.severed}} {
+		started, err := startClient(c.at.target())
+		if err != nil {
+			return err
+		}
+		s.cleanUp(started.close)
+		*c.to = started
+	}
 	in, p := s.hers()
 	for _, c := range []*clientProcess{s.listening, s.deaf, s.severed} {
 		if err := opens(c, in, p); err != nil {
@@ -372,6 +375,8 @@ func pushed(ctx context.Context, s *stage) error {
 		return errors.New("the client process held no lease")
 	case w.Refused.After(s.drainedBy):
 		return errors.New("the client process went on after the instant that the receipt states")
+	case s.witness.passed.Load() == 0 || s.witness.asked.Load():
+		return errors.New("it was not a pushed revocation that stopped the client process")
 	}
 	after := w.LastOpened.Sub(s.destroyed)
 	when := brief(max(after, -after)) + " before"

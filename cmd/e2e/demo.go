@@ -47,9 +47,10 @@ type stage struct {
 	inputs []*input
 
 	listening *clientProcess // a client that revocations reach
-	deaf      *clientProcess // one that they do not
-	severed   *clientProcess // one that nothing reaches
-	relay     *relay         // before the deaf one
+	witness   *relay         // before it: sees that they do
+	deaf      *clientProcess // a client that they do not reach
+	relay     *relay         // before it: swallows them
+	severed   *clientProcess // a client that nothing reaches
 
 	pushedAnswer chan watched
 	destroyed    time.Time // when the destruction was acknowledged

@@ -10,6 +10,7 @@ import (
 	mrand "math/rand/v2"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -146,6 +147,73 @@ func TestHostileBytes(t *testing.T) {
 	if after.goroutines > before.goroutines+20 || after.descriptors > before.descriptors+20 {
 		t.Errorf("it keeps what hostile connections took: %v before, %v after", before, after)
 	}
+}
+
+// TestMoreConnectionsThanDescriptors opens more connections than keyd may have
+// files open. It lives, loses nothing, and takes up work by itself once they
+// are gone.
+func TestMoreConnectionsThanDescriptors(t *testing.T) {
+	dir := tempDir(t)
+	limited := filepath.Join(dir, "keyd")
+	script := fmt.Sprintf("#!/bin/sh\nulimit -n 640\nexec %s \"$@\"\n", filepath.Join(bin, "keyd"))
+	if err := os.WriteFile(limited, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d := deploy(t)
+	d.keyd.kill()
+	k, err := startKeyd(t.Context(), limited, d.data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.keyd = k
+	d.tenant("acme", time.Minute)
+	pinned := d.pinned()
+	c := d.client()
+	var lives []*life
+	seal := func(subject string) error {
+		l := &life{subject: subject, plain: random(50)}
+		var err error
+		if l.blob, err = c.Seal(bounded(t, 10*time.Second), of("acme", subject), l.plain); err == nil {
+			lives = append(lives, l)
+		}
+		return err
+	}
+	for i := range 10 {
+		if err := seal(fmt.Sprint("before ", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var held []net.Conn
+	for range 900 {
+		conn, err := net.Dial("unix", strings.TrimPrefix(d.keyd.target(), "unix://"))
+		if err != nil {
+			break // its queue is full
+		}
+		held = append(held, conn)
+		_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
+		_, _ = conn.Write(greeting())
+	}
+	refused := 0
+	for i := range 10 {
+		if err := seal(fmt.Sprint("during ", i)); errors.Is(err, sdk.ErrUnavailable) {
+			refused++
+		} else if err != nil {
+			t.Errorf("a create without descriptors: %v", err)
+		}
+	}
+	t.Logf("%d connections held; %d of 10 creates refused meanwhile", len(held), refused)
+	if !d.keyd.alive() {
+		t.Fatalf("keyd died:\n%s", d.keyd.said())
+	}
+	for _, conn := range held {
+		conn.Close()
+	}
+	if err := eventually(t, func(context.Context) error { return seal("after") }); err != nil {
+		t.Errorf("the connections are gone, but a create: %v", err)
+	}
+	d.verify(lives, pinned)
+	d.restart()
+	d.verify(lives, pinned)
 }
 
 // sendRaw sends bytes and reads until the other side has had enough, or a

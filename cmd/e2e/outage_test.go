@@ -190,7 +190,6 @@ func TestGuaranteeDrained(t *testing.T) {
 	type holder struct {
 		name   string
 		client *sdk.Client
-		pushed bool
 	}
 	behind, err := sdk.Dial(t.Context(), relayed.target())
 	if err != nil {
@@ -198,9 +197,9 @@ func TestGuaranteeDrained(t *testing.T) {
 	}
 	t.Cleanup(func() { behind.Close() })
 	holders := []holder{
-		{"a client that listens", d.client(), true},
-		{"a client that does not listen", d.client(sdk.WithRevocations(false)), false},
-		{"a client whose stream is mute", behind, false},
+		{"a client that listens", d.client()},
+		{"a client that does not listen", d.client(sdk.WithRevocations(false))},
+		{"a client whose stream is mute", behind},
 	}
 	readers := make([]*sdk.Reader, len(holders))
 	for i, h := range holders {
@@ -268,5 +267,73 @@ func TestGuaranteeDrained(t *testing.T) {
 	wait.Wait()
 	if relayed.swallowed.Load() == 0 {
 		t.Error("nothing was pushed to the relay")
+	}
+}
+
+// TestGuaranteeDrainedByPush destroys a subject whose key clients may keep for
+// an hour: the revocation that is pushed stops them all long before, through a
+// restart of keyd too. G3.
+func TestGuaranteeDrainedByPush(t *testing.T) {
+	t.Parallel()
+	const clients = 20
+	d := deploy(t)
+	d.tenant("acme", time.Hour)
+	pinned := d.pinned()
+	bystander := of("acme", "somebody else")
+	holders := make([]*sdk.Client, clients)
+	for i := range holders {
+		holders[i] = d.client()
+	}
+	other, err := holders[0].Seal(t.Context(), bystander, []byte("something"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 3 {
+		who := of("acme", fmt.Sprint("subject ", round))
+		blob, err := holders[0].Seal(t.Context(), who, []byte("something"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range holders {
+			for _, b := range []struct {
+				t    sdk.Target
+				blob []byte
+			}{{who, blob}, {bystander, other}} {
+				if err := eventually(t, func(ctx context.Context) error { _, err := c.Open(ctx, b.t, b.blob); return err }); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if round == 2 {
+			// The streams are down when it happens, and catch up.
+			d.restart()
+		}
+		done, err := d.client().DestroyKey(t.Context(), destroyRequest("acme", who.Subject, who.Subject))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if until := time.Until(done.DrainedBy); until < 50*time.Minute {
+			t.Errorf("the receipt promises %v, with leases of an hour", until)
+		}
+		l := &life{subject: who.Subject, receipt: done.Receipt}
+		if err := l.verifies(pinned); err != nil {
+			t.Error(err)
+		}
+		patience := bounded(t, 30*time.Second)
+		for i, c := range holders {
+			for {
+				_, err := c.Open(patience, who, blob)
+				if errors.Is(err, sdk.ErrErased) {
+					break
+				}
+				if err != nil && !errors.Is(err, sdk.ErrUnavailable) || patience.Err() != nil {
+					t.Fatalf("round %d, client %d: %v", round, i, err)
+				}
+				time.Sleep(time.Millisecond)
+			}
+			if _, err := c.Open(t.Context(), bystander, other); err != nil {
+				t.Errorf("round %d, client %d, another subject: %v", round, i, err)
+			}
+		}
 	}
 }

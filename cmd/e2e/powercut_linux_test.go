@@ -137,9 +137,13 @@ func (r *powerRun) start(root string) {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(r.tracer.kill)
+	// keyd hides itself: a tracer of the same user sees its calls, not its files.
 	k := &keydProcess{address: "unix://" + r.socket(), stderr: stderr.Name(), exited: r.tracer.exited}
 	if err := k.waitServing(r.t.Context()); err != nil {
 		r.t.Fatal(err)
+	}
+	if _, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.tracer.process.Pid)); errors.Is(err, fs.ErrPermission) {
+		lacking(r.t, "permission to look at a traced process's files (root)")
 	}
 }
 

@@ -24,6 +24,8 @@ type relay struct {
 
 	cut       atomic.Bool
 	swallowed atomic.Int64 // revocations that did not reach the client
+	passed    atomic.Int64 // those that did
+	asked     atomic.Bool  // the client was refused a key before any did
 }
 
 // startRelay listens on the Unix socket and relays to target.
@@ -54,7 +56,13 @@ func (r *relay) close() {
 }
 
 func (r *relay) GetBlobKeys(ctx context.Context, req *keydv1.GetBlobKeysRequest) (*keydv1.GetBlobKeysResponse, error) {
-	return r.keys.GetBlobKeys(ctx, req)
+	res, err := r.keys.GetBlobKeys(ctx, req)
+	for _, result := range res.GetResults() {
+		if result.GetFailure() != nil && r.passed.Load() == 0 {
+			r.asked.Store(true)
+		}
+	}
+	return res, err
 }
 
 func (r *relay) WatchRevocations(req *keydv1.WatchRevocationsRequest, down grpc.ServerStreamingServer[keydv1.WatchRevocationsResponse]) error {
@@ -75,6 +83,7 @@ func (r *relay) WatchRevocations(req *keydv1.WatchRevocationsRequest, down grpc.
 			m = &keydv1.WatchRevocationsResponse{Cursor: cursor, Time: m.Time}
 		}
 		cursor = m.Cursor
+		r.passed.Add(int64(len(m.Revocations)))
 		if err := down.Send(m); err != nil {
 			return err
 		}

@@ -116,6 +116,16 @@ var badStarts = []badStart{
 		edit(t, newestObject(t, data), func(b []byte) { b[len(b)/2] ^= 1 })
 		return nil
 	}, []string{"anchor", "damaged"}},
+	{"an older object of the anchor is edited", func(t *testing.T, _ *wrecks, data string) []string {
+		edit(t, one(t, data, "anchor/objects/*/*/*/*/*"), func(b []byte) { b[len(b)/2] ^= 1 })
+		return nil
+	}, []string{"anchor", "damaged"}},
+	{"an older object of the anchor is missing", func(t *testing.T, _ *wrecks, data string) []string {
+		if err := os.Remove(one(t, data, "anchor/objects/*/*/*/*/*")); err != nil {
+			t.Fatal(err)
+		}
+		return nil
+	}, []string{"anchor", "damaged"}},
 	{"the anchor's origin is missing", remove("anchor/origin"), []string{"anchor", "origin"}},
 	{"the anchor can be read by others", func(t *testing.T, _ *wrecks, data string) []string {
 		if err := os.Chmod(filepath.Join(data, "anchor"), 0o755); err != nil {
