@@ -12,9 +12,9 @@ import (
 type Options struct {
 	// Check, if not nil, is called before the key is used, by an opener again
 	// before a plaintext is released, by a Writer for every 512 KiB, and by a
-	// Reader for every segment. Its error is returned as it is, and nothing is released.
-	// It is how the holder of a lease stops the use of the key when the lease
-	// is over. It may be called concurrently.
+	// Reader for every segment. Its error is returned as it is, and nothing is
+	// released. It is how the holder of a lease stops the use of the key when
+	// the lease is over. It may be called concurrently.
 	Check func() error
 }
 

@@ -123,11 +123,12 @@ func (o *Opener) start(h *Header, r io.Reader, bound Context) (*openedStream, er
 
 // NewReader reads the start of a stream from r and makes a reader of its
 // plaintext. When ctx ends, the reader fails with its error, though not while
-// it waits for r. NewReader fails as
-// Append does where the start of the stream tells; r's own errors are returned
-// as they are. A bound context that differs is told by the first Read.
+// it waits for r. NewReader fails as Append does where the start of the stream
+// tells; r's own errors are returned as they are. A bound context that differs
+// is told by the first Read.
 //
-// A Reader reads ahead: up to 512 KiB for each worker, and 256 KiB if there is one.
+// A Reader reads ahead: up to 512 KiB for each worker, and 256 KiB if there is
+// one. It needs the end of r to know the end of the stream.
 func (o *Opener) NewReader(ctx context.Context, r io.Reader, bound Context, opts StreamOptions) (*Reader, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -237,7 +238,8 @@ func (r *Reader) advance(p []byte) error {
 		case t.err != nil:
 			return r.fail(t.err)
 		default:
-			r.spare = t.buf
+			freeBuffer(r.spare)
+			r.spare, r.turn = t.buf, nil
 			r.turn = r.nextTurn()
 		}
 	}

@@ -160,13 +160,16 @@ func (c *segmentCipher) open(n *segmentNonce, dst, sealed []byte, i uint64, last
 	return nil, ErrCorrupt
 }
 
+// errReadCount: an io.Reader that breaks its contract.
+var errReadCount = errors.New("envelope: invalid count from Read")
+
 // fill reads from r until b is full or r has ended: n is then less than
 // len(b). An error is r's own, and never io.EOF.
 func fill(r io.Reader, b []byte) (n int, err error) {
 	for idle := 0; n < len(b); {
 		m, err := r.Read(b[n:])
 		if m < 0 || m > len(b)-n {
-			return n, errors.New("envelope: invalid count from Read")
+			return n, errReadCount
 		}
 		n += m
 		if err == io.EOF {

@@ -183,7 +183,7 @@ func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
 		}
 		m, err := r.Read(room)
 		if m < 0 || m > len(room) {
-			panic("envelope: invalid count from Read")
+			return total, w.fail(errReadCount)
 		}
 		total += int64(m)
 		if full && m > 0 {
