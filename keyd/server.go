@@ -90,6 +90,9 @@ type Config struct {
 	KEKLease time.Duration
 	// AnchorTimeout is how long a call waits for the anchor: 10 s by default.
 	AnchorTimeout time.Duration
+	// Grace is how long a bucket whose retention has ended is only refused,
+	// before its key is destroyed: 24 h by default.
+	Grace time.Duration
 	// SkewAllowance is added to drained_by: 5 s by default.
 	SkewAllowance time.Duration
 	// Heartbeat is how often a silent revocation stream shows that it lives:
@@ -130,6 +133,7 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	setDefault(&cfg.KEKLease, 15*time.Minute)
 	setDefault(&cfg.AnchorTimeout, 10*time.Second)
 	setDefault(&cfg.SkewAllowance, 5*time.Second)
+	setDefault(&cfg.Grace, 24*time.Hour)
 	setDefault(&cfg.Heartbeat, 10*time.Second)
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -143,7 +147,7 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	k, err := keys.Open(ctx, keys.Config{
 		Store: cfg.Store, KMS: cfg.KMS, Anchor: cfg.Anchor, Clock: cfg.Clock, Log: cfg.Log,
 		Initialise: cfg.Initialise, EpochLength: cfg.EpochLength, KEKLease: cfg.KEKLease,
-		AnchorTimeout: cfg.AnchorTimeout, SkewAllowance: cfg.SkewAllowance,
+		AnchorTimeout: cfg.AnchorTimeout, SkewAllowance: cfg.SkewAllowance, Grace: cfg.Grace,
 		DrainBudget: cfg.DrainBudget, Soak: cfg.Soak, RewrapRate: cfg.RewrapRate, DutyInterval: cfg.DutyInterval,
 	})
 	if err != nil {

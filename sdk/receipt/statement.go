@@ -75,6 +75,12 @@ const (
 	ExistedNo  = "no"
 )
 
+// What happens to keys at the end of a retention.
+const (
+	EndDestroy = "destroy"
+	EndDeny    = "deny"
+)
+
 // Statement is one statement of the ledger: with those before it, complete
 // enough to replay what it did upon an older store, save keys, which no
 // statement holds. A field's zero value is an absent field. It names no
@@ -129,6 +135,9 @@ type Statement struct {
 	// Policy of the one class in Classes, in seconds and milliseconds as the
 	// names say. RetentionS zero: for ever.
 	BucketWidthS, LeaseMS, RetentionS int64
+	// EndAction is EndDestroy or EndDeny, with a retention only; ApprovedBy is a
+	// code of 1 to 64 bytes of [a-z0-9._-] for who approved the policy.
+	EndAction, ApprovedBy string
 	// The grid of the running width starts at WidthFromS, in Unix seconds; the
 	// next width holds from NextWidthFromS.
 	WidthFromS, NextBucketWidthS, NextWidthFromS int64
@@ -175,7 +184,7 @@ var rules = map[Kind]rule{
 	TenantCreated: {must: []string{"pseudonym_check", "tenant"}},
 	ClassSet: {
 		must: []string{"bucket_width_s", "classes", "lease_ms", "retention_s", "tenant"},
-		may:  []string{"next_bucket_width_s", "next_width_from_s", "width_from_s"},
+		may:  []string{"approved_by", "end_action", "next_bucket_width_s", "next_width_from_s", "width_from_s"},
 	},
 	Destroyed: {
 		must: []string{"anchor", "drained_by", "epoch", "existed", "reason", "scope", "tenant"},
@@ -227,6 +236,7 @@ type field struct {
 // fields is in the order of the encoding: ascending by name.
 var fields = []field{
 	text("anchor", func(s *Statement) *string { return &s.Anchor }, code(64)),
+	text("approved_by", func(s *Statement) *string { return &s.ApprovedBy }, code(64)),
 	number("bucket_end_s", func(s *Statement) *int64 { return &s.BucketEndS }),
 	number("bucket_start_s", func(s *Statement) *int64 { return &s.BucketStartS }),
 	number("bucket_width_s", func(s *Statement) *int64 { return &s.BucketWidthS }),
@@ -244,6 +254,7 @@ var fields = []field{
 	},
 	instant("drained_by", func(s *Statement) *time.Time { return &s.DrainedBy }),
 	instant("due", func(s *Statement) *time.Time { return &s.Due }),
+	text("end_action", func(s *Statement) *string { return &s.EndAction }, oneOf(EndDestroy, EndDeny)),
 	number32("epoch", func(s *Statement) *uint32 { return &s.Epoch }),
 	text("existed", func(s *Statement) *string { return &s.Existed }, oneOf(ExistedYes, ExistedNo)),
 	text("final_basis", func(s *Statement) *string { return &s.FinalBasis }, code(64)),

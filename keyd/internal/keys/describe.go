@@ -3,7 +3,11 @@ package keys
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	storev1 "lethe/proto/keyd/store/v1"
 	keydv1 "lethe/proto/keyd/v1"
@@ -45,6 +49,18 @@ func (k *Keys) DescribeSubject(ctx context.Context, tenant string, subject []byt
 		}
 		res.State, res.Generation = publicState(s.State), s.Generation
 		res.LedgerIndexes = s.LedgerIndexes
+		for _, e := range s.Schedules {
+			out := &keydv1.ScheduledDestruction{Due: timestamppb.New(time.UnixMilli(e.DueMs)), LedgerIndex: e.LedgerIndex}
+			for _, n := range e.Classes {
+				c, err := classByNumber(r, t.id, n)
+				if err != nil {
+					return err
+				}
+				out.Classes = append(out.Classes, c.Name)
+			}
+			res.Scheduled = append(res.Scheduled, out)
+		}
+		slices.SortFunc(res.Scheduled, func(a, b *keydv1.ScheduledDestruction) int { return a.Due.AsTime().Compare(b.Due.AsTime()) })
 		for _, h := range s.Holds {
 			if binding([]*storev1.Hold{h}, now) != nil {
 				res.Holds = append(res.Holds, h.Id)

@@ -30,6 +30,7 @@ type Recorded struct {
 	Repeated   bool // nothing was left to do: the entry is an earlier one's
 	Generation uint32
 	DrainedBy  time.Time
+	Due        time.Time // nothing is destroyed before
 }
 
 // request is what the operations on a subject have in common.
@@ -49,7 +50,7 @@ type request struct {
 }
 
 // prepare checks a request's fields and finds the subject's handle.
-func (q *request) prepare(ctx context.Context, k *Keys) error {
+func (q *request) prepare(ctx context.Context, k *Keys) (err error) {
 	if err := ident.Tenant(q.tenant); err != nil {
 		return invalid("tenant", err)
 	}
@@ -74,13 +75,12 @@ func (q *request) prepare(ctx context.Context, k *Keys) error {
 	}
 	q.ifGeneration = max(q.ifGeneration, 1) // zero means the first
 	q.classes = slices.Compact(slices.Sorted(slices.Values(q.classes)))
-	t, err := k.ring.get(ctx, q.tenant)
-	if err != nil {
+	if q.subject == nil {
+		q.keys = &tenantKeys{name: q.tenant, id: tenantID(q.tenant)}
+	} else if q.keys, err = k.ring.get(ctx, q.tenant); err != nil {
 		return err
-	}
-	q.keys = t
-	if q.subject != nil {
-		q.handle = t.handle(q.subject)
+	} else {
+		q.handle = q.keys.handle(q.subject)
 	}
 	q.mac = requestMAC(k.requestKey, q.tenant, q.id)
 	parts := [][]byte{[]byte(q.kind), q.handle[:], binary.BigEndian.AppendUint32(nil, q.ifGeneration), []byte(q.reason), q.extra}
@@ -140,14 +140,18 @@ func repeat(row *storev1.Request) *plan {
 }
 
 // DestroyKey destroys a subject's keys, of the named classes or of the whole
-// person, and fences what it destroyed.
+// person, and fences what it destroyed; or schedules that.
 func (k *Keys) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest) (*Recorded, error) {
-	if req.NotBefore != nil {
-		return nil, invalid("not_before", errors.New("scheduled destruction is not offered by this version"))
+	due, err := notBefore(req.NotBefore)
+	if err != nil {
+		return nil, err
 	}
 	q := &request{
 		kind: "destroy", tenant: req.Tenant, subject: slices.Clip(append([]byte{}, req.SubjectId...)),
 		classes: slices.Clone(req.Classes), ifGeneration: req.IfGeneration, id: req.RequestId, reason: req.Reason,
+	}
+	if !due.IsZero() {
+		q.extra = binary.BigEndian.AppendUint64(nil, uint64(due.UnixMilli()))
 	}
 	if err := q.prepare(ctx, k); err != nil {
 		return nil, err
@@ -163,9 +167,14 @@ func (k *Keys) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest) (*
 			}
 			if row != nil {
 				already = row.AlreadyDestroyed
-				return repeat(row), nil
+				return repeatDestroy(r, row)
 			}
-			p, err := k.planDestroy(r, q, now)
+			var p *plan
+			if due.After(now) {
+				p, err = k.planSchedule(r, q, due, now)
+			} else {
+				p, err = k.planDestroy(r, q, now)
+			}
 			if err == nil {
 				already = len(p.statements) == 0
 			}
@@ -183,7 +192,102 @@ func (k *Keys) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest) (*
 	return rec, nil
 }
 
+// aim is what a destruction is to reach.
+type aim struct {
+	subject storev1.Subject
+	// numbers and names of the classes; empty: the whole person.
+	classes    map[uint32]string
+	generation uint32
+	tenant     *storev1.Tenant
+}
+
+// aimOf reads what a request is about, and refuses it while a hold binds.
+// Where everything is destroyed already it returns the plan that says so.
+func aimOf(r Reader, q *request, now time.Time) (*aim, *plan, error) {
+	tenant, err := activeTenant(r, q.tenant)
+	if err != nil {
+		return nil, nil, err
+	}
+	a := &aim{classes: make(map[uint32]string, len(q.classes)), generation: max(q.ifGeneration, 1), tenant: tenant}
+	for _, name := range q.classes {
+		c, err := readClass(r, q.keys.id, name)
+		if err != nil {
+			return nil, nil, err
+		}
+		a.classes[c.Number] = name
+	}
+	err = getRow(r, subjectKey(q.keys.id, q.handle), &a.subject)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, nil, err
+	}
+	a.subject.Generation = max(a.subject.Generation, 1)
+	p, err := alreadyDestroyed(&a.subject, a.classes, a.generation)
+	if p != nil || err != nil {
+		if p != nil {
+			p.write = func(tx Tx, index uint64) error { return q.remember(tx, index, now, true, 0) }
+		}
+		return nil, p, err
+	}
+	return a, nil, a.heldBy(now)
+}
+
+// heldBy refuses a destruction while a hold binds.
+func (a *aim) heldBy(now time.Time) error {
+	if h := binding(a.tenant.Holds, now); h != nil {
+		return held(h)
+	}
+	if h := binding(a.subject.Holds, now); h != nil {
+		return held(h)
+	}
+	return nil
+}
+
+// targets returns the entries of the classes that are not destroyed yet,
+// making those that the subject has not used, and their public names, both in
+// ascending order of their numbers. For a whole person it names none.
+func (a *aim) targets() (classes []*storev1.SubjectClass, named []receipt.Class) {
+	if len(a.classes) == 0 {
+		for _, sc := range a.subject.Classes {
+			if sc.State != storev1.LifeState_LIFE_STATE_DESTROYED {
+				classes = append(classes, sc)
+			}
+		}
+	}
+	for number, name := range a.classes {
+		sc := classOf(&a.subject, number)
+		if sc == nil {
+			sc = &storev1.SubjectClass{ClassNumber: number, Generation: a.subject.Generation}
+			a.subject.Classes = append(a.subject.Classes, sc)
+		}
+		if sc.State != storev1.LifeState_LIFE_STATE_DESTROYED {
+			classes = append(classes, sc)
+			named = append(named, receipt.Class{Name: name, Number: number})
+		}
+	}
+	slices.SortFunc(named, func(a, b receipt.Class) int { return int(a.Number) - int(b.Number) })
+	slices.SortFunc(classes, func(a, b *storev1.SubjectClass) int { return int(a.ClassNumber) - int(b.ClassNumber) })
+	return classes, named
+}
+
+func (a *aim) scope() receipt.Scope {
+	if len(a.classes) == 0 {
+		return receipt.ScopePerson
+	}
+	return receipt.ScopeClasses
+}
+
 func (k *Keys) planDestroy(r Reader, q *request, now time.Time) (*plan, error) {
+	a, p, err := aimOf(r, q, now)
+	if p != nil || err != nil {
+		return p, err
+	}
+	return k.planKill(r, q, a, nil, now, func(tx Tx, index uint64) error { return q.remember(tx, index, now, false, 0) })
+}
+
+// planKill destroys what a aims at. due are the scheduled destructions that
+// are thereby carried out; others that it makes pointless end too. after writes
+// what else there is to write.
+func (k *Keys) planKill(r Reader, q *request, a *aim, due []*storev1.Schedule, now time.Time, after func(Tx, uint64) error) (*plan, error) {
 	es, err := readEpochs(r)
 	if err != nil {
 		return nil, err
@@ -192,67 +296,12 @@ func (k *Keys) planDestroy(r Reader, q *request, now time.Time) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	tenant, err := activeTenant(r, q.tenant)
-	if err != nil {
-		return nil, err
-	}
-	numbers := make(map[uint32]string, len(q.classes)) // named classes
-	for _, name := range q.classes {
-		c, err := readClass(r, q.keys.id, name)
-		if err != nil {
-			return nil, err
-		}
-		numbers[c.Number] = name
-	}
-	var subject storev1.Subject
-	err = getRow(r, subjectKey(q.keys.id, q.handle), &subject)
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return nil, err
-	}
-	subject.Generation = max(subject.Generation, 1)
-	wanted := max(q.ifGeneration, 1)
-
-	if p, err := alreadyDestroyed(&subject, numbers, wanted); p != nil || err != nil {
-		if p != nil {
-			p.write = func(tx Tx, index uint64) error { return q.remember(tx, index, now, true, 0) }
-		}
-		return p, err
-	}
-	if h := binding(tenant.Holds, now); h != nil {
-		return nil, held(h)
-	}
-	if h := binding(subject.Holds, now); h != nil {
-		return nil, held(h)
-	}
-
 	s := q.statement(receipt.Destroyed, now)
-	s.Epoch, s.Generation = epoch.Number, wanted
+	s.Epoch, s.Generation, s.Scope = epoch.Number, a.generation, a.scope()
 	s.FinalBy, s.FinalBasis = k.finality(epoch, now)
 	s.Anchor, _ = k.anchor.Domain()
-	var classes []*storev1.SubjectClass // those that this destroys
-	if len(numbers) == 0 {
-		s.Scope = receipt.ScopePerson
-		for _, sc := range subject.Classes {
-			if sc.State != storev1.LifeState_LIFE_STATE_DESTROYED {
-				classes = append(classes, sc)
-			}
-		}
-	} else {
-		s.Scope = receipt.ScopeClasses
-		for number, name := range numbers {
-			sc := classOf(&subject, number)
-			if sc == nil {
-				sc = &storev1.SubjectClass{ClassNumber: number, Generation: subject.Generation}
-				subject.Classes = append(subject.Classes, sc)
-			}
-			if sc.State != storev1.LifeState_LIFE_STATE_DESTROYED {
-				classes = append(classes, sc)
-				s.Classes = append(s.Classes, receipt.Class{Name: name, Number: number})
-			}
-		}
-		slices.SortFunc(s.Classes, func(a, b receipt.Class) int { return int(a.Number) - int(b.Number) })
-	}
-	slices.SortFunc(classes, func(a, b *storev1.SubjectClass) int { return int(a.ClassNumber) - int(b.ClassNumber) })
+	classes, named := a.targets()
+	s.Classes = named
 
 	// The longest lease under which a client may hold a key that dies here.
 	var lease time.Duration
@@ -278,6 +327,14 @@ func (k *Keys) planDestroy(r Reader, q *request, now time.Time) (*plan, error) {
 		s.Existed = receipt.ExistedYes
 	}
 	s.DrainedBy = now.Add(lease + k.cfg.SkewAllowance)
+	subject := &a.subject
+	ended := endedSchedules(subject, a.classes)
+	if len(due) == 0 && len(ended) != 0 {
+		due = ended[:1] // an entry can be about one earlier entry
+	}
+	if len(due) != 0 {
+		s.Of = &due[0].LedgerIndex
+	}
 
 	return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
 		for _, sc := range classes {
@@ -291,10 +348,30 @@ func (k *Keys) planDestroy(r Reader, q *request, now time.Time) (*plan, error) {
 		if s.Scope == receipt.ScopePerson {
 			subject.State = storev1.LifeState_LIFE_STATE_DESTROYED
 			subject.DestroyedAt = index + 1
-			subject.Holds = nil // none binds; a tombstone holds nothing else
+			if len(subject.Holds) != 0 { // none binds; a tombstone holds nothing else
+				subject.Holds = nil
+				if err := noteHolds(tx, q.keys.id, q.handle, nil); err != nil {
+					return err
+				}
+			}
+		}
+		if err := unschedule(tx, q.keys.id, q.handle, subject, append(ended, due...)); err != nil {
+			return err
+		}
+		for _, e := range ended {
+			if s.Of == nil || e.LedgerIndex != *s.Of {
+				if err := settleRequest(tx, e.Request, index); err != nil {
+					return err
+				}
+			}
+		}
+		if s.Of != nil {
+			if err := putLater(tx, *s.Of, index); err != nil {
+				return err
+			}
 		}
 		subject.LedgerIndexes = append(subject.LedgerIndexes, index)
-		if err := putRow(tx, subjectKey(q.keys.id, q.handle), &subject); err != nil {
+		if err := putRow(tx, subjectKey(q.keys.id, q.handle), subject); err != nil {
 			return err
 		}
 		for _, row := range doomed {
@@ -302,7 +379,7 @@ func (k *Keys) planDestroy(r Reader, q *request, now time.Time) (*plan, error) {
 				return err
 			}
 		}
-		return q.remember(tx, index, now, false, 0)
+		return after(tx, index)
 	}}, nil
 }
 

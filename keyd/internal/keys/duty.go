@@ -31,6 +31,8 @@ type duties struct {
 	spare     spareRoot
 	described map[uint32]time.Time // when the KMS was asked about an epoch's root
 	failures  map[uint32]failure   // of a verification
+	floors    map[string][]byte    // by class: the last of its dead buckets
+	sharesAt  time.Time            // when it was last looked for shares to drop
 
 	retry atomic.Bool // an operator wants it tried again at once
 
@@ -42,7 +44,7 @@ type duties struct {
 func newDuties(k *Keys) *duties {
 	return &duties{
 		k: k, wake: make(chan struct{}, 1),
-		described: make(map[uint32]time.Time), failures: make(map[uint32]failure), waiting: make(map[uint32]string),
+		described: make(map[uint32]time.Time), failures: make(map[uint32]failure), floors: make(map[string][]byte), waiting: make(map[uint32]string),
 	}
 }
 
@@ -150,6 +152,7 @@ func (d *duties) attempt(ctx context.Context) (again bool, err error) {
 	if d.retry.Swap(false) {
 		clear(d.failures)
 		clear(d.described)
+		d.sharesAt = time.Time{}
 	}
 	if err := d.settleSpare(ctx); err != nil {
 		return false, err
@@ -190,7 +193,42 @@ func (d *duties) attempt(ctx context.Context) (again bool, err error) {
 			errs = append(errs, fmt.Errorf("epoch %d: %w", e.Number, err))
 		}
 	}
-	return false, errors.Join(errs...)
+	more, err := d.subjects(ctx, clockErr == nil)
+	if errors.Is(err, errNotHolder) || ctx.Err() != nil {
+		return false, err
+	}
+	return more, errors.Join(append(errs, err)...)
+}
+
+// sharesEvery is how often shares are looked for that no hold needs any more.
+const sharesEvery = 10 * time.Minute
+
+// subjects does what is due for subjects and tenants. One kind of work that
+// fails does not keep the others from being done.
+func (d *duties) subjects(ctx context.Context, clockOK bool) (again bool, err error) {
+	var errs []error
+	do := func(what string, fn func() (bool, error)) {
+		more, err := fn()
+		again = again || more && err == nil
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
+		}
+	}
+	do("erased tenants", func() (bool, error) { return d.sweepTenants(ctx) })
+	if clockOK {
+		do("scheduled destructions", func() (bool, error) { return d.destroyDue(ctx) })
+	}
+	do("retention", func() (bool, error) { return d.expire(ctx, clockOK) })
+	if now := d.k.clock(); now.Sub(d.sharesAt).Abs() >= sharesEvery {
+		do("shares of held subjects", func() (bool, error) {
+			err := d.dropShares(ctx)
+			if err == nil {
+				d.sharesAt = now
+			}
+			return false, err
+		})
+	}
+	return again, errors.Join(errs...)
 }
 
 // advance does what comes next for one epoch. clockOK says that what a clock

@@ -42,6 +42,10 @@ type plan struct {
 	// entry is at index.
 	statements []*receipt.Statement
 	index      uint64
+	// later is an entry that the one at index led to; the answer tells both.
+	later *uint64
+	// nothing: there is no entry, and nothing to answer with.
+	nothing bool
 	// write puts the rows. It gets the index of the first statement, or index.
 	write func(tx Tx, index uint64) error
 }
@@ -208,8 +212,16 @@ func (k *Keys) runGroup(ctx context.Context, group []*op) {
 				}
 				next++
 			}
-			if len(o.plan.statements) == 0 {
-				e, err := ledger.ReadEntry(tx, o.index)
+			switch {
+			case len(o.plan.statements) != 0:
+			case o.plan.nothing:
+				o.size = 0
+			default:
+				last := o.index
+				if o.plan.later != nil {
+					last = *o.plan.later
+				}
+				e, err := ledger.ReadEntry(tx, last)
 				if err != nil {
 					return err
 				}

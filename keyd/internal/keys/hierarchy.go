@@ -60,19 +60,21 @@ func requestMAC(requestKey []byte, tenant, requestID string) []byte {
 	return mac.Sum(nil)
 }
 
-// blobKey derives the key that a client gets from both its parents.
-func blobKey(dek, bucketKey []byte, tenant, class string, bucket uint64, keyID []byte) ([]byte, error) {
+// shareOf derives a bucket key's part in the blob keys of one DEK. Without the
+// DEK it is nothing.
+func shareOf(bucketKey []byte, tenant, class string, bucket uint64, keyID []byte) ([]byte, error) {
 	b := binary.BigEndian.AppendUint64(nil, bucket)
-	share, err := hkdf.Key(sha256.New, bucketKey, nil,
-		string(envelope.Info("lethe/v1/share", []byte(tenant), []byte(class), b, keyID)), keySize)
-	if err != nil {
-		return nil, err
-	}
-	defer clear(share)
+	return hkdf.Key(sha256.New, bucketKey, nil,
+		string(envelope.Info(envelope.LabelShare, []byte(tenant), []byte(class), b, keyID)), keySize)
+}
+
+// blobKey derives the key that a client gets from a DEK and its share of a bucket.
+func blobKey(dek, share []byte, tenant, class string, bucket uint64, keyID []byte) ([]byte, error) {
+	b := binary.BigEndian.AppendUint64(nil, bucket)
 	both := append(append(make([]byte, 0, 2*keySize), dek...), share...)
 	defer clear(both)
 	return hkdf.Key(sha256.New, both, nil,
-		string(envelope.Info("lethe/v1/blob", []byte(tenant), []byte(class), b, keyID)), keySize)
+		string(envelope.Info(envelope.LabelBlob, []byte(tenant), []byte(class), b, keyID)), keySize)
 }
 
 // Identities: what a wrapped key is bound to. The row's own key says epoch,

@@ -86,11 +86,48 @@ func (k *Keys) ReleaseHold(ctx context.Context, req *keydv1.ReleaseHoldRequest) 
 	})
 }
 
+// noteHolds keeps the index of held subjects, and tells those who must not
+// miss a change that there was one.
+func noteHolds(tx Tx, tenant, handle id16, holds []*storev1.Hold) error {
+	var changes storev1.Holders
+	if err := getRow(tx, holdersKey(tenant), &changes); err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	changes.Changes++
+	if err := putRow(tx, holdersKey(tenant), &changes); err != nil {
+		return err
+	}
+	if len(holds) == 0 {
+		return tx.Delete(heldKey(tenant, handle))
+	}
+	var row storev1.HeldSubject
+	for _, h := range holds {
+		row.UntilMs = max(row.UntilMs, h.EndMs)
+	}
+	for _, h := range holds {
+		if h.EndMs == 0 {
+			row.UntilMs = 0
+		}
+	}
+	return putRow(tx, heldKey(tenant, handle), &row)
+}
+
 // recordHold changes the holds of a subject or of a tenant, in the row that
 // every destruction reads.
 func (k *Keys) recordHold(ctx context.Context, q *request, kind receipt.Kind,
 	change func([]*storev1.Hold, *receipt.Statement, time.Time) ([]*storev1.Hold, error)) (*Recorded, error) {
-	o := &op{rows: q.rows(), alone: q.subject == nil}
+	// Shares of buckets that are just being destroyed are kept by the hold
+	// itself, which needs the KEKs at hand.
+	if q.subject != nil && kind == receipt.HoldPlaced {
+		if err := k.holdKEKs(ctx, q.keys); err != nil {
+			return nil, err
+		}
+	}
+	rows := q.rows()
+	if q.subject != nil {
+		rows = append(rows, string(holdersKey(q.keys.id)))
+	}
+	o := &op{rows: rows, alone: q.subject == nil}
 	o.check = func(r Reader, now time.Time) (*plan, error) {
 		row, err := q.earlier(r)
 		if err != nil {
@@ -99,7 +136,8 @@ func (k *Keys) recordHold(ctx context.Context, q *request, kind receipt.Kind,
 		if row != nil {
 			return repeat(row), nil
 		}
-		if _, err := openEpoch(r); err != nil {
+		es, err := readEpochs(r)
+		if err != nil {
 			return nil, err
 		}
 		tenant, err := activeTenant(r, q.tenant)
@@ -138,9 +176,23 @@ func (k *Keys) recordHold(ctx context.Context, q *request, kind receipt.Kind,
 		if err != nil {
 			return nil, err
 		}
+		var shares []newRow
+		if kind == receipt.HoldPlaced {
+			if shares, err = k.sharesOfMaterialising(r, es, tenant, q.keys, q.handle, &subject); err != nil {
+				return nil, err
+			}
+		}
 		return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
 			setIndex(holds, s.Hold, index)
 			subject.Holds = holds
+			if err := noteHolds(tx, q.keys.id, q.handle, holds); err != nil {
+				return err
+			}
+			for _, s := range shares {
+				if err := tx.Put(s.key, s.value); err != nil {
+					return err
+				}
+			}
 			subject.Generation = max(subject.Generation, 1)
 			subject.LedgerIndexes = append(subject.LedgerIndexes, index)
 			if err := putRow(tx, subjectKey(q.keys.id, q.handle), &subject); err != nil {

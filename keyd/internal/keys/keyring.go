@@ -188,11 +188,13 @@ func (k *keyring) fetch(ctx context.Context, tenant string) (_ *tenantKeys, es e
 			return err
 		}
 		err = getRow(r, tenantKey(id), &row)
-		if errors.Is(err, ErrNotFound) {
-			return unknown("tenant")
-		}
-		if err != nil || tenant == "" {
+		switch {
+		case errors.Is(err, ErrNotFound):
+			return unknown("the tenant")
+		case err != nil || tenant == "":
 			return err
+		case row.State == storev1.TenantState_TENANT_STATE_FENCED:
+			return erased("the tenant")
 		}
 		rowKey, err = getWrapped(r, es, func(e uint32) []byte { return wrappedPseudonymKey(e, id) }, &pseudonymRow)
 		return err
@@ -365,6 +367,16 @@ func (k *keyring) dropBelow(epoch uint32) {
 	k.floor = epoch
 	for _, t := range k.tenants {
 		t.wipe(func(w *kek) bool { return w.epoch < epoch })
+	}
+}
+
+// forget drops a tenant's keys.
+func (k *keyring) forget(tenant string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if t := k.tenants[tenant]; t != nil {
+		delete(k.tenants, tenant)
+		t.wipe(func(*kek) bool { return true })
 	}
 }
 

@@ -39,6 +39,9 @@ type Config struct {
 	KEKLease time.Duration
 	// AnchorTimeout is how long a call that needs the anchor waits for it.
 	AnchorTimeout time.Duration
+	// Grace is how long a bucket whose retention has ended is only refused
+	// before its key is destroyed.
+	Grace time.Duration
 	// SkewAllowance is added to drained_by for clocks that differ.
 	SkewAllowance time.Duration
 }

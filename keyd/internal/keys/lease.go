@@ -149,7 +149,8 @@ func (k *Keys) pass(ctx context.Context, qs []query) error {
 // lease answers one query from the snapshot, or notes what it needs.
 func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.BlobKey, error) {
 	t := q.tenant
-	if _, err := activeTenant(r, t.name); err != nil {
+	tenant, err := activeTenant(r, t.name)
+	if err != nil {
 		return nil, err
 	}
 	var subject storev1.Subject
@@ -189,69 +190,102 @@ func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.Blob
 		start = int64(q.Bucket)
 	}
 
-	var bucketRow storev1.Wrapped
-	bucketRowKey, err := getWrapped(r, es, func(e uint32) []byte {
-		return wrappedBucketKey(e, t.id, class.Number, uint64(start))
-	}, &bucketRow)
 	var bucket storev1.Bucket
-	if err == nil || errors.Is(err, ErrNotFound) {
-		switch err := getRow(r, bucketKey(t.id, class.Number, uint64(start)), &bucket); {
-		case errors.Is(err, ErrNotFound):
-			if q.Purpose == keydv1.Purpose_PURPOSE_OPEN {
-				return nil, unknown("the blob's bucket")
-			}
-			q.needBucket = true
-		case err != nil:
-			return nil, err
-		case bucket.State != storev1.BucketState_BUCKET_STATE_LIVE:
-			return nil, fail(keydv1.Outcome_OUTCOME_EXPIRED, "the retention of this bucket has ended")
-		default:
-			end = bucket.EndS
+	switch err := getRow(r, bucketKey(t.id, class.Number, uint64(start)), &bucket); {
+	case errors.Is(err, ErrNotFound):
+		if q.Purpose == keydv1.Purpose_PURPOSE_OPEN {
+			return nil, unknown("the blob's bucket")
 		}
+		q.needBucket = true
+	case err != nil:
+		return nil, err
+	default:
+		end = bucket.EndS
 	}
 	if q.needDEK || q.needBucket {
 		return nil, errAgain
 	}
-	if err != nil {
-		return nil, damaged("a live bucket has no key", err)
-	}
-	var dekRow storev1.Wrapped
-	dekRowKey, err := getWrapped(r, es, func(e uint32) []byte {
-		return wrappedDEKKey(e, t.id, q.handle, keyID)
-	}, &dekRow)
-	if err != nil || dekRow.Dead {
-		return nil, damaged("a live subject has no key", err)
+	// A hold outlives the retention: what was kept for it opens.
+	heldNow := binding(tenant.Holds, now) != nil || binding(subject.Holds, now) != nil
+	if expired(class, &bucket, now) && !heldNow {
+		return nil, errExpired
 	}
 
-	bucketKEK, dekKEK := t.wrapper(id16(bucketRow.KekId)), t.wrapper(id16(dekRow.KekId))
-	if bucketKEK == nil {
-		q.needKEK, q.needEpoch = id16(bucketRow.KekId), epochOf(bucketRowKey)
-		return nil, errAgain
-	}
-	if dekKEK == nil {
-		q.needKEK, q.needEpoch = id16(dekRow.KekId), epochOf(dekRowKey)
-		return nil, errAgain
-	}
-	bk, err := bucketKEK.Unwrap(bucketRow.Ciphertext, rowIdentity(bucketRowKey, id16(bucketRow.KekId)))
-	if err != nil {
-		return nil, damaged("a bucket key does not open", err)
-	}
-	defer clear(bk)
-	dek, err := dekKEK.Unwrap(dekRow.Ciphertext, dekIdentity(dekRowKey, id16(dekRow.KekId), class.Number, generation))
-	if err != nil {
-		return nil, damaged("a DEK does not open", err)
-	}
-	defer clear(dek)
-	key, err := blobKey(dek, bk, t.name, class.Name, uint64(start), keyID)
+	share, err := k.share(r, es, q, class, &bucket, keyID)
 	if err != nil {
 		return nil, err
+	}
+	defer clear(share)
+	dek, err := readKey(r, es, t, q, func(e uint32) []byte { return wrappedDEKKey(e, t.id, q.handle, keyID) },
+		func(rowKey []byte, kek id16) []byte { return dekIdentity(rowKey, kek, class.Number, generation) })
+	if errors.Is(err, ErrNotFound) {
+		return nil, damaged("a live subject has no key", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer clear(dek)
+	key, err := blobKey(dek, share, t.name, class.Name, uint64(start), keyID)
+	if err != nil {
+		return nil, err
+	}
+	lease := time.Duration(class.LeaseMs) * time.Millisecond
+	if due := dueOf(class, &bucket); !due.IsZero() && !heldNow {
+		lease = min(lease, due.Sub(now)) // so none is out when the retention ends
 	}
 	return &keydv1.BlobKey{
 		KeyId: keyID, ClassNumber: class.Number,
 		Bucket: uint64(start), BucketEnd: uint64(end),
-		Key: key, Lease: durationpb.New(time.Duration(class.LeaseMs) * time.Millisecond),
+		Key: key, Lease: durationpb.New(lease),
 		Generation: generation,
 	}, nil
+}
+
+// share derives the bucket's part of the blob key, or reads what was kept of
+// it for a held subject.
+func (k *Keys) share(r Reader, es epochs, q *query, class *storev1.Class, bucket *storev1.Bucket, keyID []byte) ([]byte, error) {
+	t, start := q.tenant, uint64(bucket.StartS)
+	if bucket.State != storev1.BucketState_BUCKET_STATE_DEAD {
+		bk, err := readKey(r, es, t, q, func(e uint32) []byte { return wrappedBucketKey(e, t.id, class.Number, start) }, rowIdentity)
+		if errors.Is(err, ErrNotFound) {
+			return nil, damaged("a live bucket has no key", err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		defer clear(bk)
+		return shareOf(bk, t.name, class.Name, start, keyID)
+	}
+	share, err := readKey(r, es, t, q, func(e uint32) []byte {
+		return wrappedShareKey(e, t.id, q.handle, class.Number, start, keyID)
+	}, rowIdentity)
+	if errors.Is(err, ErrNotFound) {
+		return nil, errExpired // the hold came too late
+	}
+	return share, err
+}
+
+// readKey reads a wrapped row and unwraps it, or notes the KEK that it needs.
+// A row that is missing or dead is ErrNotFound.
+func readKey(r Reader, es epochs, t *tenantKeys, q *query, key func(epoch uint32) []byte, identity func(rowKey []byte, kek id16) []byte) ([]byte, error) {
+	var row storev1.Wrapped
+	rowKey, err := getWrapped(r, es, key, &row)
+	if err != nil {
+		return nil, err
+	}
+	if row.Dead {
+		return nil, ErrNotFound
+	}
+	kek := t.wrapper(id16(row.KekId))
+	if kek == nil {
+		q.needKEK, q.needEpoch = id16(row.KekId), epochOf(rowKey)
+		return nil, errAgain
+	}
+	secret, err := kek.Unwrap(row.Ciphertext, identity(rowKey, id16(row.KekId)))
+	if err != nil {
+		return nil, damaged("a wrapped key does not open", err)
+	}
+	return secret, nil
 }
 
 // sealable returns the subject's entry for a class, nil if it has none yet, or

@@ -13,46 +13,85 @@ import (
 	"lethe/sdk/receipt"
 )
 
-// recorded builds the answer to an operation whose entry the anchor covers.
+// statementAt reads the statement of an entry.
+func statementAt(r Reader, index uint64) (*receipt.Statement, error) {
+	e, err := ledger.ReadEntry(r, index)
+	if err != nil {
+		return nil, damaged("a ledger entry cannot be read", err)
+	}
+	s, err := receipt.ParseStatement(e.Statement)
+	if err != nil {
+		return nil, damaged("a ledger entry does not parse", err)
+	}
+	return s, nil
+}
+
+// recorded builds the answer to an operation whose entry the anchor covers: of
+// the entry, and of the one that it led to if the operation's plan has one.
 func (k *Keys) recorded(ctx context.Context, o *op) (*Recorded, error) {
 	rec := &Recorded{Index: o.index}
 	err := k.store.View(ctx, func(r Reader) error {
-		e, err := ledger.ReadEntry(r, o.index)
-		if err != nil {
-			return damaged("a ledger entry cannot be read", err)
+		var later []uint64
+		if o.plan != nil && o.plan.later != nil {
+			rec.Index = *o.plan.later
+			later = append(later, rec.Index)
 		}
-		s, err := receipt.ParseStatement(e.Statement)
+		s, err := statementAt(r, rec.Index)
 		if err != nil {
-			return damaged("a ledger entry does not parse", err)
+			return err
 		}
-		rec.DrainedBy = s.DrainedBy
-		rec.Receipt, err = ledger.Receipt(r, k.signer, o.index)
+		rec.DrainedBy, rec.Due = s.DrainedBy, s.Due
+		rec.Receipt, err = ledger.Receipt(r, k.signer, o.index, later...)
 		return err
 	})
 	return rec, err
 }
 
 // furthest builds the receipt of an entry with the later ones that say how far
-// what it destroyed has come: those of the newest epoch that it knew.
+// what it is about has come: what a scheduled destruction led to, and the end of
+// the newest epoch that a destruction knew.
 func (k *Keys) furthest(ctx context.Context, o *op) (*Recorded, error) {
 	rec := &Recorded{Index: o.index}
 	err := k.store.View(ctx, func(r Reader) error {
-		e, err := ledger.ReadEntry(r, o.index)
+		s, err := statementAt(r, o.index)
 		if err != nil {
-			return damaged("a ledger entry cannot be read", err)
+			return err
 		}
-		s, err := receipt.ParseStatement(e.Statement)
-		if err != nil {
-			return damaged("a ledger entry does not parse", err)
-		}
-		rec.DrainedBy = s.DrainedBy
+		first := o.index
 		var later []uint64
-		if s.Kind == receipt.Destroyed || s.Kind == receipt.Expired {
-			if later, err = k.stages(r, o.index, s.Epoch); err != nil {
+		switch s.Kind {
+		case receipt.Scheduled:
+			next, ok, err := readLater(r, o.index)
+			if err != nil {
 				return err
 			}
+			if ok {
+				e, err := ledger.ReadEntry(r, next)
+				if err != nil {
+					return damaged("a ledger entry cannot be read", err)
+				}
+				if e.TreeSize > k.keeper.Anchored() {
+					break
+				}
+				later = append(later, next)
+				rec.Index = next
+				if s, err = statementAt(r, next); err != nil {
+					return err
+				}
+			}
+		case receipt.Cancelled:
+			// A cancellation means nothing without what it calls off.
+			first, later = *s.Of, []uint64{o.index}
 		}
-		rec.Receipt, err = ledger.Receipt(r, k.signer, o.index, later...)
+		rec.DrainedBy, rec.Due = s.DrainedBy, s.Due
+		if s.Kind == receipt.Destroyed || s.Kind == receipt.Expired {
+			ends, err := k.stages(r, rec.Index, s.Epoch)
+			if err != nil {
+				return err
+			}
+			later = append(later, ends...)
+		}
+		rec.Receipt, err = ledger.Receipt(r, k.signer, first, later...)
 		return err
 	})
 	return rec, err
@@ -127,10 +166,7 @@ func (k *Keys) GetReceipt(ctx context.Context, req *keydv1.GetReceiptRequest) (*
 	if err := ident.Tenant(req.Tenant); err != nil {
 		return nil, invalid("tenant", err)
 	}
-	t, err := k.ring.get(ctx, req.Tenant)
-	if err != nil {
-		return nil, err
-	}
+	id := tenantID(req.Tenant)
 	var find func(r Reader) (uint64, error)
 	switch by := req.By.(type) {
 	case *keydv1.GetReceiptRequest_RequestId:
@@ -147,10 +183,14 @@ func (k *Keys) GetReceipt(ctx context.Context, req *keydv1.GetReceiptRequest) (*
 		if err := ident.Subject(by.SubjectId); err != nil {
 			return nil, invalid("subject_id", err)
 		}
+		t, err := k.ring.get(ctx, req.Tenant)
+		if err != nil {
+			return nil, err
+		}
 		handle := t.handle(by.SubjectId)
 		find = func(r Reader) (uint64, error) {
 			var s storev1.Subject
-			if err := getRow(r, subjectKey(t.id, handle), &s); err != nil {
+			if err := getRow(r, subjectKey(id, handle), &s); err != nil {
 				return 0, err
 			}
 			if len(s.LedgerIndexes) == 0 {
@@ -160,14 +200,14 @@ func (k *Keys) GetReceipt(ctx context.Context, req *keydv1.GetReceiptRequest) (*
 		}
 	case *keydv1.GetReceiptRequest_LedgerIndex:
 		find = func(r Reader) (uint64, error) {
-			_, err := r.Get(receiptIndexKey(t.id, by.LedgerIndex))
+			_, err := r.Get(receiptIndexKey(id, by.LedgerIndex))
 			return by.LedgerIndex, err
 		}
 	default:
 		return nil, invalid("by", errors.New("a request id, a ledger index or a subject"))
 	}
 	o := new(op)
-	err = k.store.View(ctx, func(r Reader) error {
+	err := k.store.View(ctx, func(r Reader) (err error) {
 		if o.index, err = find(r); errors.Is(err, ErrNotFound) {
 			return unknown("the receipt")
 		}
@@ -200,15 +240,20 @@ func (k *Keys) ListReceipts(ctx context.Context, tenant string, subject []byte, 
 			return nil, 0, invalid("subject_id", err)
 		}
 	}
-	t, err := k.ring.get(ctx, tenant)
-	if err != nil {
-		return nil, 0, err
+	id := tenantID(tenant)
+	var handle id16
+	if len(subject) != 0 {
+		t, err := k.ring.get(ctx, tenant)
+		if err != nil {
+			return nil, 0, err
+		}
+		handle = t.handle(subject)
 	}
 	err = k.store.View(ctx, func(r Reader) error {
 		var indexes []uint64
 		if len(subject) != 0 {
 			var s storev1.Subject
-			if err := getRow(r, subjectKey(t.id, t.handle(subject)), &s); err != nil && !errors.Is(err, ErrNotFound) {
+			if err := getRow(r, subjectKey(id, handle), &s); err != nil && !errors.Is(err, ErrNotFound) {
 				return err
 			}
 			for _, i := range s.LedgerIndexes {
@@ -219,9 +264,9 @@ func (k *Keys) ListReceipts(ctx context.Context, tenant string, subject []byte, 
 		} else {
 			var after []byte
 			if from > 0 {
-				after = receiptIndexKey(t.id, from-1)
+				after = receiptIndexKey(id, from-1)
 			}
-			prefix := append([]byte{'I'}, t.id[:]...)
+			prefix := append([]byte{'I'}, id[:]...)
 			err := r.Scan(prefix, after, func(key, _ []byte) bool {
 				indexes = append(indexes, binary.BigEndian.Uint64(key[len(prefix):]))
 				return len(indexes) <= limit

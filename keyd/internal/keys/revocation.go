@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"lethe/keyd/internal/ledger"
+	storev1 "lethe/proto/keyd/store/v1"
 	keydv1 "lethe/proto/keyd/v1"
 	"lethe/sdk/receipt"
 )
@@ -47,8 +48,23 @@ func (k *Keys) Revocations(ctx context.Context, tenants []string, cursor uint64)
 			if err != nil {
 				return damaged("a ledger entry does not parse", err)
 			}
-			if s.Kind != receipt.Destroyed || !slices.Contains(tenants, s.Tenant) {
+			if !slices.Contains(tenants, s.Tenant) {
 				continue
+			}
+			switch {
+			case s.Kind == receipt.Scheduled:
+				pending, err := pendingKeys(r, s)
+				if err != nil {
+					return err
+				}
+				revoked = append(revoked, pending...)
+			case s.Kind == receipt.Destroyed && s.Scope == receipt.ScopeTenant:
+				revoked = append(revoked, &keydv1.Revocation{Tenant: s.Tenant, Outcome: keydv1.Outcome_OUTCOME_ERASED})
+			case s.Kind == receipt.Expired:
+				revoked = append(revoked, &keydv1.Revocation{
+					Tenant: s.Tenant, ClassNumber: s.Classes[0].Number, Bucket: uint64(s.BucketStartS),
+					Outcome: keydv1.Outcome_OUTCOME_EXPIRED,
+				})
 			}
 			for _, d := range s.DeadKeys {
 				revoked = append(revoked, &keydv1.Revocation{
@@ -60,6 +76,24 @@ func (k *Keys) Revocations(ctx context.Context, tenants []string, cursor uint64)
 		return nil
 	})
 	return revoked, next, reset, more, err
+}
+
+// pendingKeys are the keys that a scheduled destruction refuses, as they are
+// now: one that was cancelled meanwhile costs its holders a question.
+func pendingKeys(r Reader, s *receipt.Statement) ([]*keydv1.Revocation, error) {
+	var subject storev1.Subject
+	if err := getRow(r, subjectKey(tenantID(s.Tenant), id16(s.Handle)), &subject); err != nil {
+		return nil, damaged("a scheduled subject has no row", err)
+	}
+	var pending []*keydv1.Revocation
+	for _, sc := range subject.Classes {
+		if len(sc.KeyId) != 0 && (subject.State == storev1.LifeState_LIFE_STATE_SCHEDULED || sc.State == storev1.LifeState_LIFE_STATE_SCHEDULED) {
+			pending = append(pending, &keydv1.Revocation{
+				Tenant: s.Tenant, KeyId: sc.KeyId, ClassNumber: sc.ClassNumber, Outcome: keydv1.Outcome_OUTCOME_PENDING_ERASURE,
+			})
+		}
+	}
+	return pending, nil
 }
 
 // Changed returns a channel that is closed when the ledger grows next. Get it

@@ -19,7 +19,7 @@ const rewrapBatch = 1024
 
 // Kinds of wrapped rows that are carried over, in the order of their keys. KEKs
 // are not: each epoch has its own.
-var carriedKinds = []byte{'B', 'D', 'P', 'S'}
+var carriedKinds = []byte{'B', 'D', 'H', 'P', 'S'}
 
 // owned says whose a wrapped row is, and what it is bound to.
 type owned struct {
@@ -55,7 +55,7 @@ func ownerOf(r Reader, rowKey []byte) (*owned, error) {
 	case 'B':
 		o.tenant = id16(rest)
 		o.row = append([]byte{'B'}, rest...)
-	case 'D':
+	case 'D', 'H':
 		o.tenant = id16(rest)
 		o.row = subjectKey(o.tenant, id16(rest[16:]))
 	default:
@@ -88,7 +88,7 @@ func (o *owned) judge(rowKey []byte) error {
 			return err
 		}
 		o.live = b.State != storev1.BucketState_BUCKET_STATE_DEAD && b.State != storev1.BucketState_BUCKET_STATE_UNSPECIFIED
-	case 'D':
+	case 'D', 'H':
 		var s storev1.Subject
 		if err := decode(o.value, &s); err != nil {
 			return err
@@ -99,6 +99,9 @@ func (o *owned) judge(rowKey []byte) error {
 				o.live, o.class, o.generation = true, sc.ClassNumber, sc.Generation
 			}
 		}
+		// A share of an erased subject is nothing, and not carried over; it is
+		// overwritten in its own time.
+		o.fenced = rowKey[5] == 'H' && !o.live
 	}
 	return nil
 }
@@ -450,6 +453,9 @@ func (k *Keys) wrapRows(ctx context.Context, cache *kekCache, rows []*wrappedRow
 		}
 		if t.State != storev1.TenantState_TENANT_STATE_ACTIVE {
 			row.owner.fenced = true
+			continue
+		}
+		if row.owner.fenced {
 			continue
 		}
 		var ok bool

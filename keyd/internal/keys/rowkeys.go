@@ -19,6 +19,12 @@ import (
 //	B tenant:16 class number:2 start:8      storev1.Bucket
 //	R request hmac:32                       storev1.Request
 //	I tenant:16 ledger index:8              empty
+//	N ledger index:8                        the index of the later entry about it
+//	D due:8 tenant:16 handle:16             empty: a destruction is scheduled
+//	J tenant:16 handle:16                   storev1.HeldSubject
+//	j tenant:16                             storev1.Holders
+//	m tenant:16                             storev1.Materialising
+//	Z tenant:16                             storev1.Sweep
 //	A keyd:16                               storev1.Heartbeat
 //	U                                       storev1.Duty
 //	e epoch:4                               storev1.Rewrap
@@ -27,6 +33,8 @@ import (
 //	w epoch:4 S name:16                     storev1.Wrapped, a secret of keyd's own
 //	w epoch:4 B tenant:16 class:2 start:8   storev1.Wrapped, a bucket key
 //	w epoch:4 D tenant:16 handle:16 id:16   storev1.Wrapped, a DEK
+//	w epoch:4 H tenant:16 handle:16 class:2 start:8 id:16
+//	                                        storev1.Wrapped, a held subject's share
 //
 // Wrapped rows are keyed by epoch first, so that a drained epoch is dropped as
 // one range.
@@ -52,6 +60,25 @@ func rewrapKey(epoch uint32) []byte {
 func heartbeatKey(keyd id16) []byte { return append([]byte{'A'}, keyd[:]...) }
 
 func dutyKey() []byte { return []byte{'U'} }
+
+func laterKey(index uint64) []byte {
+	return binary.BigEndian.AppendUint64([]byte{'N'}, index)
+}
+
+func dueKey(dueMs int64, t, handle id16) []byte {
+	b := binary.BigEndian.AppendUint64([]byte{'D'}, uint64(dueMs))
+	return append(append(b, t[:]...), handle[:]...)
+}
+
+func heldKey(t, handle id16) []byte {
+	return append(append([]byte{'J'}, t[:]...), handle[:]...)
+}
+
+func holdersKey(t id16) []byte { return append([]byte{'j'}, t[:]...) }
+
+func materialisingKey(t id16) []byte { return append([]byte{'m'}, t[:]...) }
+
+func sweepKey(t id16) []byte { return append([]byte{'Z'}, t[:]...) }
 
 func tenantKey(t id16) []byte { return append([]byte{'T'}, t[:]...) }
 
@@ -113,6 +140,12 @@ func wrappedBucketKey(epoch uint32, t id16, class uint32, start uint64) []byte {
 func wrappedDEKKey(epoch uint32, t, handle id16, keyID []byte) []byte {
 	b := append(wrappedKey(epoch, 'D', 48), t[:]...)
 	return append(append(b, handle[:]...), keyID...)
+}
+
+func wrappedShareKey(epoch uint32, t, handle id16, class uint32, start uint64, keyID []byte) []byte {
+	b := append(wrappedKey(epoch, 'H', 58), t[:]...)
+	b = binary.BigEndian.AppendUint16(append(b, handle[:]...), uint16(class))
+	return append(binary.BigEndian.AppendUint64(b, start), keyID...)
 }
 
 // getRow reads a row into m. A missing row is ErrNotFound.

@@ -87,7 +87,15 @@ func (k *Keys) verifyRows(ctx context.Context, epoch uint32) error {
 				return finding("a key whose owner does not live or does not name it", row.key)
 			}
 			if row.old, err = cache.get(ctx, row.owner.tenant, id16(row.w.KekId), epoch); err != nil {
-				return err
+				fenced := false
+				viewErr := k.store.View(ctx, func(r Reader) (err error) {
+					fenced, err = isFenced(r, row.owner.tenant)
+					return err
+				})
+				if viewErr != nil || !fenced {
+					return errors.Join(err, viewErr)
+				}
+				row.old = nil // and so has gone the tenant's KEK
 			}
 		}
 		eachRow(rows, func(row *wrappedRow) {
@@ -120,6 +128,9 @@ func (k *Keys) verifyCarried(ctx context.Context, from, to uint32) error {
 			o, err := ownerOf(r, key)
 			if err != nil {
 				return err
+			}
+			if o.fenced {
+				return nil
 			}
 			if !o.live {
 				if fenced, err := isFenced(r, o.tenant); err != nil || fenced {

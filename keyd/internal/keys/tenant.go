@@ -153,8 +153,9 @@ func (k *Keys) createTenant(ctx context.Context, name string, classes []*keydv1.
 				made = append(made, row)
 				statements = append(statements, classSet(name, row, now))
 			}
-			return &plan{statements: statements, write: func(tx Tx, _ uint64) error {
-				for _, c := range made {
+			return &plan{statements: statements, write: func(tx Tx, index uint64) error {
+				for i, c := range made {
+					c.ChangedAt = index + uint64(i) + 2 // after the tenant's own entry
 					if err := putClass(tx, id, c); err != nil {
 						return err
 					}
@@ -225,18 +226,50 @@ func checkClass(c *keydv1.Class) error {
 		return invalid("bucket_width", errors.New("one hour to 366 days, in whole seconds"))
 	case lease < 0 || lease > MaxLease || lease%time.Millisecond != 0:
 		return invalid("lease", errors.New("0 to one hour, in whole milliseconds"))
-	case c.Retention != nil:
-		return invalid("retention", errors.New("retention is not offered by this version"))
+	}
+	return checkRetention(c)
+}
+
+// maxRetention is the longest retention that can be counted.
+const maxRetention = 100 * 366 * 24 * time.Hour
+
+func checkRetention(c *keydv1.Class) error {
+	if c.ApprovedBy != "" && ident.Reason(c.ApprovedBy) != nil {
+		return invalid("approved_by", errors.New("a code of 1-64 bytes of [a-z0-9._-]"))
+	}
+	if _, known := keydv1.EndAction_name[int32(c.EndAction)]; !known {
+		return invalid("end_action", errors.New("is not known"))
+	}
+	if c.Retention == nil {
+		if c.EndAction != keydv1.EndAction_END_ACTION_UNSPECIFIED {
+			return invalid("end_action", errors.New("means nothing without a retention"))
+		}
+		return nil
+	}
+	switch r := c.Retention.AsDuration(); {
+	case r <= 0 || r > maxRetention || r%time.Second != 0:
+		return invalid("retention", errors.New("1 s to 100 years, in whole seconds"))
+	case c.ApprovedBy == "":
+		return invalid("approved_by", errors.New("a retention needs it"))
 	}
 	return nil
 }
 
+// setRetention takes over what a request says of the end of the data.
+func setRetention(row *storev1.Class, c *keydv1.Class) {
+	row.RetentionS = int64(c.Retention.AsDuration() / time.Second)
+	row.DenyOnly = c.EndAction == keydv1.EndAction_END_ACTION_DENY
+	row.ApprovedBy = c.ApprovedBy
+}
+
 func newClass(c *keydv1.Class, number uint32, now time.Time) *storev1.Class {
 	width := int64(c.BucketWidth.AsDuration() / time.Second)
-	return &storev1.Class{
+	row := &storev1.Class{
 		Name: c.Name, Number: number, BucketWidthS: width, LeaseMs: c.Lease.AsDuration().Milliseconds(),
 		WidthFromS: now.Unix() / width * width,
 	}
+	setRetention(row, c)
+	return row
 }
 
 func putClass(tx Tx, tenant id16, c *storev1.Class) error {
@@ -248,13 +281,20 @@ func putClass(tx Tx, tenant id16, c *storev1.Class) error {
 }
 
 func classSet(tenant string, c *storev1.Class, now time.Time) *receipt.Statement {
-	return &receipt.Statement{
+	s := &receipt.Statement{
 		Kind: receipt.ClassSet, Time: now, Tenant: tenant,
 		Classes:      []receipt.Class{{Name: c.Name, Number: c.Number}},
 		BucketWidthS: c.BucketWidthS, WidthFromS: c.WidthFromS,
 		NextBucketWidthS: c.NextBucketWidthS, NextWidthFromS: c.NextWidthFromS,
-		LeaseMS: c.LeaseMs, RetentionS: c.RetentionS,
+		LeaseMS: c.LeaseMs, RetentionS: c.RetentionS, ApprovedBy: c.ApprovedBy,
 	}
+	if c.RetentionS != 0 {
+		s.EndAction = receipt.EndDestroy
+		if c.DenyOnly {
+			s.EndAction = receipt.EndDeny
+		}
+	}
+	return s
 }
 
 // publicClass shows the width that holds from the next bucket on.
@@ -263,11 +303,23 @@ func publicClass(c *storev1.Class) *keydv1.Class {
 	if c.NextBucketWidthS != 0 {
 		width = c.NextBucketWidthS
 	}
-	return &keydv1.Class{
+	out := &keydv1.Class{
 		Name: c.Name, Number: c.Number,
 		BucketWidth: durationpb.New(time.Duration(width) * time.Second),
 		Lease:       durationpb.New(time.Duration(c.LeaseMs) * time.Millisecond),
+		ApprovedBy:  c.ApprovedBy,
 	}
+	if c.ChangedAt != 0 {
+		out.LedgerIndex = c.ChangedAt - 1
+	}
+	if c.RetentionS != 0 {
+		out.Retention = durationpb.New(time.Duration(c.RetentionS) * time.Second)
+		out.EndAction = keydv1.EndAction_END_ACTION_DESTROY
+		if c.DenyOnly {
+			out.EndAction = keydv1.EndAction_END_ACTION_DENY
+		}
+	}
+	return out
 }
 
 func publicClasses(rows []*storev1.Class) []*keydv1.Class {
@@ -309,8 +361,10 @@ func (k *Keys) PutClass(ctx context.Context, tenant string, c *keydv1.Class) (*k
 		default:
 			setLease(row, c.Lease.AsDuration().Milliseconds(), now)
 			setWidth(row, int64(c.BucketWidth.AsDuration()/time.Second), now)
+			setRetention(row, c)
 		}
-		return &plan{statements: []*receipt.Statement{classSet(tenant, row, now)}, write: func(tx Tx, _ uint64) error {
+		return &plan{statements: []*receipt.Statement{classSet(tenant, row, now)}, write: func(tx Tx, index uint64) error {
+			row.ChangedAt = index + 1
 			if err := putClass(tx, id, row); err != nil {
 				return err
 			}

@@ -130,7 +130,30 @@ func (s *erasureService) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyR
 	if err != nil {
 		return nil, err
 	}
-	return &keydv1.DestroyKeyResponse{
+	res := &keydv1.DestroyKeyResponse{
+		Receipt: rec.Receipt, LedgerIndex: rec.Index, AlreadyDestroyed: rec.Repeated,
+		DrainedBy: timestamppb.New(rec.DrainedBy),
+	}
+	if !rec.Due.IsZero() {
+		res.Due = timestamppb.New(rec.Due)
+	}
+	return res, nil
+}
+
+func (s *erasureService) CancelDestruction(ctx context.Context, req *keydv1.CancelDestructionRequest) (*keydv1.CancelDestructionResponse, error) {
+	rec, err := s.keys.CancelDestruction(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return &keydv1.CancelDestructionResponse{Receipt: rec.Receipt, LedgerIndex: rec.Index}, nil
+}
+
+func (s *erasureService) DestroyTenant(ctx context.Context, req *keydv1.DestroyTenantRequest) (*keydv1.DestroyTenantResponse, error) {
+	rec, err := s.keys.DestroyTenant(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return &keydv1.DestroyTenantResponse{
 		Receipt: rec.Receipt, LedgerIndex: rec.Index, AlreadyDestroyed: rec.Repeated,
 		DrainedBy: timestamppb.New(rec.DrainedBy),
 	}, nil

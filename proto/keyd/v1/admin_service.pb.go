@@ -23,6 +23,59 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// EndAction is what happens to a bucket at the end of its class's retention.
+type EndAction int32
+
+const (
+	// As END_ACTION_DESTROY.
+	EndAction_END_ACTION_UNSPECIFIED EndAction = 0
+	// Opens are refused; after the grace the bucket's key is destroyed.
+	EndAction_END_ACTION_DESTROY EndAction = 1
+	// Opens are refused; the key stays until the class's policy says otherwise.
+	EndAction_END_ACTION_DENY EndAction = 2
+)
+
+// Enum value maps for EndAction.
+var (
+	EndAction_name = map[int32]string{
+		0: "END_ACTION_UNSPECIFIED",
+		1: "END_ACTION_DESTROY",
+		2: "END_ACTION_DENY",
+	}
+	EndAction_value = map[string]int32{
+		"END_ACTION_UNSPECIFIED": 0,
+		"END_ACTION_DESTROY":     1,
+		"END_ACTION_DENY":        2,
+	}
+)
+
+func (x EndAction) Enum() *EndAction {
+	p := new(EndAction)
+	*p = x
+	return p
+}
+
+func (x EndAction) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EndAction) Descriptor() protoreflect.EnumDescriptor {
+	return file_keyd_v1_admin_service_proto_enumTypes[0].Descriptor()
+}
+
+func (EndAction) Type() protoreflect.EnumType {
+	return &file_keyd_v1_admin_service_proto_enumTypes[0]
+}
+
+func (x EndAction) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EndAction.Descriptor instead.
+func (EndAction) EnumDescriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{0}
+}
+
 type EpochState int32
 
 const (
@@ -78,11 +131,11 @@ func (x EpochState) String() string {
 }
 
 func (EpochState) Descriptor() protoreflect.EnumDescriptor {
-	return file_keyd_v1_admin_service_proto_enumTypes[0].Descriptor()
+	return file_keyd_v1_admin_service_proto_enumTypes[1].Descriptor()
 }
 
 func (EpochState) Type() protoreflect.EnumType {
-	return &file_keyd_v1_admin_service_proto_enumTypes[0]
+	return &file_keyd_v1_admin_service_proto_enumTypes[1]
 }
 
 func (x EpochState) Number() protoreflect.EnumNumber {
@@ -91,7 +144,7 @@ func (x EpochState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EpochState.Descriptor instead.
 func (EpochState) EnumDescriptor() ([]byte, []int) {
-	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{0}
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{1}
 }
 
 type Class struct {
@@ -103,8 +156,16 @@ type Class struct {
 	BucketWidth *durationpb.Duration `protobuf:"bytes,3,opt,name=bucket_width,json=bucketWidth,proto3" json:"bucket_width,omitempty"`
 	// Longest lease of a blob key, 0 to one hour.
 	Lease *durationpb.Duration `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
-	// How long data is kept, counted from sealing. Unset: for ever.
-	Retention     *durationpb.Duration `protobuf:"bytes,5,opt,name=retention,proto3" json:"retention,omitempty"`
+	// How long data is kept, counted from sealing; whole seconds, at most 100
+	// years. A bucket's key dies for all of the bucket together, so up to one
+	// bucket width later. Unset: for ever.
+	Retention *durationpb.Duration `protobuf:"bytes,5,opt,name=retention,proto3" json:"retention,omitempty"`
+	EndAction EndAction            `protobuf:"varint,6,opt,name=end_action,json=endAction,proto3,enum=keyd.v1.EndAction" json:"end_action,omitempty"`
+	// A code of 1-64 bytes of [a-z0-9._-] for who approved the policy, such as
+	// "dpo-2026-04"; never a name. Needed with a retention.
+	ApprovedBy string `protobuf:"bytes,7,opt,name=approved_by,json=approvedBy,proto3" json:"approved_by,omitempty"`
+	// The ledger entry of the newest change. Not for requests.
+	LedgerIndex   uint64 `protobuf:"varint,8,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -172,6 +233,27 @@ func (x *Class) GetRetention() *durationpb.Duration {
 		return x.Retention
 	}
 	return nil
+}
+
+func (x *Class) GetEndAction() EndAction {
+	if x != nil {
+		return x.EndAction
+	}
+	return EndAction_END_ACTION_UNSPECIFIED
+}
+
+func (x *Class) GetApprovedBy() string {
+	if x != nil {
+		return x.ApprovedBy
+	}
+	return ""
+}
+
+func (x *Class) GetLedgerIndex() uint64 {
+	if x != nil {
+		return x.LedgerIndex
+	}
+	return 0
 }
 
 type CreateTenantRequest struct {
@@ -1424,13 +1506,18 @@ var File_keyd_v1_admin_service_proto protoreflect.FileDescriptor
 
 const file_keyd_v1_admin_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1bkeyd/v1/admin_service.proto\x12\akeyd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdb\x01\n" +
+	"\x1bkeyd/v1/admin_service.proto\x12\akeyd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd2\x02\n" +
 	"\x05Class\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12<\n" +
 	"\fbucket_width\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\vbucketWidth\x12/\n" +
 	"\x05lease\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x127\n" +
-	"\tretention\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\tretention\"W\n" +
+	"\tretention\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\tretention\x121\n" +
+	"\n" +
+	"end_action\x18\x06 \x01(\x0e2\x12.keyd.v1.EndActionR\tendAction\x12\x1f\n" +
+	"\vapproved_by\x18\a \x01(\tR\n" +
+	"approvedBy\x12!\n" +
+	"\fledger_index\x18\b \x01(\x04R\vledgerIndex\"W\n" +
 	"\x13CreateTenantRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12(\n" +
 	"\aclasses\x18\x02 \x03(\v2\x0e.keyd.v1.ClassR\aclasses\"@\n" +
@@ -1514,7 +1601,11 @@ const file_keyd_v1_admin_service_proto_rawDesc = "" +
 	"\x18ResumeRetirementResponse\"\x15\n" +
 	"\x13ConfirmClockRequest\"F\n" +
 	"\x14ConfirmClockResponse\x12.\n" +
-	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time*\xda\x01\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time*T\n" +
+	"\tEndAction\x12\x1a\n" +
+	"\x16END_ACTION_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12END_ACTION_DESTROY\x10\x01\x12\x13\n" +
+	"\x0fEND_ACTION_DENY\x10\x02*\xda\x01\n" +
 	"\n" +
 	"EpochState\x12\x1b\n" +
 	"\x17EPOCH_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
@@ -1549,86 +1640,88 @@ func file_keyd_v1_admin_service_proto_rawDescGZIP() []byte {
 	return file_keyd_v1_admin_service_proto_rawDescData
 }
 
-var file_keyd_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_keyd_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_keyd_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_keyd_v1_admin_service_proto_goTypes = []any{
-	(EpochState)(0),                  // 0: keyd.v1.EpochState
-	(*Class)(nil),                    // 1: keyd.v1.Class
-	(*CreateTenantRequest)(nil),      // 2: keyd.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),     // 3: keyd.v1.CreateTenantResponse
-	(*ListTenantsRequest)(nil),       // 4: keyd.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),      // 5: keyd.v1.ListTenantsResponse
-	(*PutClassRequest)(nil),          // 6: keyd.v1.PutClassRequest
-	(*PutClassResponse)(nil),         // 7: keyd.v1.PutClassResponse
-	(*ListClassesRequest)(nil),       // 8: keyd.v1.ListClassesRequest
-	(*ListClassesResponse)(nil),      // 9: keyd.v1.ListClassesResponse
-	(*GetStatusRequest)(nil),         // 10: keyd.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),        // 11: keyd.v1.GetStatusResponse
-	(*ComponentStatus)(nil),          // 12: keyd.v1.ComponentStatus
-	(*Epoch)(nil),                    // 13: keyd.v1.Epoch
-	(*GetEpochsRequest)(nil),         // 14: keyd.v1.GetEpochsRequest
-	(*GetEpochsResponse)(nil),        // 15: keyd.v1.GetEpochsResponse
-	(*TurnEpochRequest)(nil),         // 16: keyd.v1.TurnEpochRequest
-	(*TurnEpochResponse)(nil),        // 17: keyd.v1.TurnEpochResponse
-	(*CancelRetirementRequest)(nil),  // 18: keyd.v1.CancelRetirementRequest
-	(*CancelRetirementResponse)(nil), // 19: keyd.v1.CancelRetirementResponse
-	(*ResumeRetirementRequest)(nil),  // 20: keyd.v1.ResumeRetirementRequest
-	(*ResumeRetirementResponse)(nil), // 21: keyd.v1.ResumeRetirementResponse
-	(*ConfirmClockRequest)(nil),      // 22: keyd.v1.ConfirmClockRequest
-	(*ConfirmClockResponse)(nil),     // 23: keyd.v1.ConfirmClockResponse
-	(*durationpb.Duration)(nil),      // 24: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 25: google.protobuf.Timestamp
+	(EndAction)(0),                   // 0: keyd.v1.EndAction
+	(EpochState)(0),                  // 1: keyd.v1.EpochState
+	(*Class)(nil),                    // 2: keyd.v1.Class
+	(*CreateTenantRequest)(nil),      // 3: keyd.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),     // 4: keyd.v1.CreateTenantResponse
+	(*ListTenantsRequest)(nil),       // 5: keyd.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 6: keyd.v1.ListTenantsResponse
+	(*PutClassRequest)(nil),          // 7: keyd.v1.PutClassRequest
+	(*PutClassResponse)(nil),         // 8: keyd.v1.PutClassResponse
+	(*ListClassesRequest)(nil),       // 9: keyd.v1.ListClassesRequest
+	(*ListClassesResponse)(nil),      // 10: keyd.v1.ListClassesResponse
+	(*GetStatusRequest)(nil),         // 11: keyd.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),        // 12: keyd.v1.GetStatusResponse
+	(*ComponentStatus)(nil),          // 13: keyd.v1.ComponentStatus
+	(*Epoch)(nil),                    // 14: keyd.v1.Epoch
+	(*GetEpochsRequest)(nil),         // 15: keyd.v1.GetEpochsRequest
+	(*GetEpochsResponse)(nil),        // 16: keyd.v1.GetEpochsResponse
+	(*TurnEpochRequest)(nil),         // 17: keyd.v1.TurnEpochRequest
+	(*TurnEpochResponse)(nil),        // 18: keyd.v1.TurnEpochResponse
+	(*CancelRetirementRequest)(nil),  // 19: keyd.v1.CancelRetirementRequest
+	(*CancelRetirementResponse)(nil), // 20: keyd.v1.CancelRetirementResponse
+	(*ResumeRetirementRequest)(nil),  // 21: keyd.v1.ResumeRetirementRequest
+	(*ResumeRetirementResponse)(nil), // 22: keyd.v1.ResumeRetirementResponse
+	(*ConfirmClockRequest)(nil),      // 23: keyd.v1.ConfirmClockRequest
+	(*ConfirmClockResponse)(nil),     // 24: keyd.v1.ConfirmClockResponse
+	(*durationpb.Duration)(nil),      // 25: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 26: google.protobuf.Timestamp
 }
 var file_keyd_v1_admin_service_proto_depIdxs = []int32{
-	24, // 0: keyd.v1.Class.bucket_width:type_name -> google.protobuf.Duration
-	24, // 1: keyd.v1.Class.lease:type_name -> google.protobuf.Duration
-	24, // 2: keyd.v1.Class.retention:type_name -> google.protobuf.Duration
-	1,  // 3: keyd.v1.CreateTenantRequest.classes:type_name -> keyd.v1.Class
-	1,  // 4: keyd.v1.CreateTenantResponse.classes:type_name -> keyd.v1.Class
-	1,  // 5: keyd.v1.PutClassRequest.class:type_name -> keyd.v1.Class
-	1,  // 6: keyd.v1.PutClassResponse.class:type_name -> keyd.v1.Class
-	1,  // 7: keyd.v1.ListClassesResponse.classes:type_name -> keyd.v1.Class
-	25, // 8: keyd.v1.GetStatusResponse.epoch_planned_end:type_name -> google.protobuf.Timestamp
-	12, // 9: keyd.v1.GetStatusResponse.components:type_name -> keyd.v1.ComponentStatus
-	0,  // 10: keyd.v1.Epoch.state:type_name -> keyd.v1.EpochState
-	25, // 11: keyd.v1.Epoch.opened:type_name -> google.protobuf.Timestamp
-	25, // 12: keyd.v1.Epoch.planned_end:type_name -> google.protobuf.Timestamp
-	25, // 13: keyd.v1.Epoch.final_by:type_name -> google.protobuf.Timestamp
-	25, // 14: keyd.v1.Epoch.draining:type_name -> google.protobuf.Timestamp
-	25, // 15: keyd.v1.Epoch.drained:type_name -> google.protobuf.Timestamp
-	25, // 16: keyd.v1.Epoch.sanitised:type_name -> google.protobuf.Timestamp
-	25, // 17: keyd.v1.Epoch.root_disabled:type_name -> google.protobuf.Timestamp
-	25, // 18: keyd.v1.Epoch.retiring:type_name -> google.protobuf.Timestamp
-	25, // 19: keyd.v1.Epoch.due:type_name -> google.protobuf.Timestamp
-	25, // 20: keyd.v1.Epoch.closed:type_name -> google.protobuf.Timestamp
-	24, // 21: keyd.v1.Epoch.eta:type_name -> google.protobuf.Duration
-	13, // 22: keyd.v1.GetEpochsResponse.epochs:type_name -> keyd.v1.Epoch
-	25, // 23: keyd.v1.ConfirmClockResponse.time:type_name -> google.protobuf.Timestamp
-	2,  // 24: keyd.v1.AdminService.CreateTenant:input_type -> keyd.v1.CreateTenantRequest
-	4,  // 25: keyd.v1.AdminService.ListTenants:input_type -> keyd.v1.ListTenantsRequest
-	6,  // 26: keyd.v1.AdminService.PutClass:input_type -> keyd.v1.PutClassRequest
-	8,  // 27: keyd.v1.AdminService.ListClasses:input_type -> keyd.v1.ListClassesRequest
-	10, // 28: keyd.v1.AdminService.GetStatus:input_type -> keyd.v1.GetStatusRequest
-	14, // 29: keyd.v1.AdminService.GetEpochs:input_type -> keyd.v1.GetEpochsRequest
-	16, // 30: keyd.v1.AdminService.TurnEpoch:input_type -> keyd.v1.TurnEpochRequest
-	18, // 31: keyd.v1.AdminService.CancelRetirement:input_type -> keyd.v1.CancelRetirementRequest
-	20, // 32: keyd.v1.AdminService.ResumeRetirement:input_type -> keyd.v1.ResumeRetirementRequest
-	22, // 33: keyd.v1.AdminService.ConfirmClock:input_type -> keyd.v1.ConfirmClockRequest
-	3,  // 34: keyd.v1.AdminService.CreateTenant:output_type -> keyd.v1.CreateTenantResponse
-	5,  // 35: keyd.v1.AdminService.ListTenants:output_type -> keyd.v1.ListTenantsResponse
-	7,  // 36: keyd.v1.AdminService.PutClass:output_type -> keyd.v1.PutClassResponse
-	9,  // 37: keyd.v1.AdminService.ListClasses:output_type -> keyd.v1.ListClassesResponse
-	11, // 38: keyd.v1.AdminService.GetStatus:output_type -> keyd.v1.GetStatusResponse
-	15, // 39: keyd.v1.AdminService.GetEpochs:output_type -> keyd.v1.GetEpochsResponse
-	17, // 40: keyd.v1.AdminService.TurnEpoch:output_type -> keyd.v1.TurnEpochResponse
-	19, // 41: keyd.v1.AdminService.CancelRetirement:output_type -> keyd.v1.CancelRetirementResponse
-	21, // 42: keyd.v1.AdminService.ResumeRetirement:output_type -> keyd.v1.ResumeRetirementResponse
-	23, // 43: keyd.v1.AdminService.ConfirmClock:output_type -> keyd.v1.ConfirmClockResponse
-	34, // [34:44] is the sub-list for method output_type
-	24, // [24:34] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	25, // 0: keyd.v1.Class.bucket_width:type_name -> google.protobuf.Duration
+	25, // 1: keyd.v1.Class.lease:type_name -> google.protobuf.Duration
+	25, // 2: keyd.v1.Class.retention:type_name -> google.protobuf.Duration
+	0,  // 3: keyd.v1.Class.end_action:type_name -> keyd.v1.EndAction
+	2,  // 4: keyd.v1.CreateTenantRequest.classes:type_name -> keyd.v1.Class
+	2,  // 5: keyd.v1.CreateTenantResponse.classes:type_name -> keyd.v1.Class
+	2,  // 6: keyd.v1.PutClassRequest.class:type_name -> keyd.v1.Class
+	2,  // 7: keyd.v1.PutClassResponse.class:type_name -> keyd.v1.Class
+	2,  // 8: keyd.v1.ListClassesResponse.classes:type_name -> keyd.v1.Class
+	26, // 9: keyd.v1.GetStatusResponse.epoch_planned_end:type_name -> google.protobuf.Timestamp
+	13, // 10: keyd.v1.GetStatusResponse.components:type_name -> keyd.v1.ComponentStatus
+	1,  // 11: keyd.v1.Epoch.state:type_name -> keyd.v1.EpochState
+	26, // 12: keyd.v1.Epoch.opened:type_name -> google.protobuf.Timestamp
+	26, // 13: keyd.v1.Epoch.planned_end:type_name -> google.protobuf.Timestamp
+	26, // 14: keyd.v1.Epoch.final_by:type_name -> google.protobuf.Timestamp
+	26, // 15: keyd.v1.Epoch.draining:type_name -> google.protobuf.Timestamp
+	26, // 16: keyd.v1.Epoch.drained:type_name -> google.protobuf.Timestamp
+	26, // 17: keyd.v1.Epoch.sanitised:type_name -> google.protobuf.Timestamp
+	26, // 18: keyd.v1.Epoch.root_disabled:type_name -> google.protobuf.Timestamp
+	26, // 19: keyd.v1.Epoch.retiring:type_name -> google.protobuf.Timestamp
+	26, // 20: keyd.v1.Epoch.due:type_name -> google.protobuf.Timestamp
+	26, // 21: keyd.v1.Epoch.closed:type_name -> google.protobuf.Timestamp
+	25, // 22: keyd.v1.Epoch.eta:type_name -> google.protobuf.Duration
+	14, // 23: keyd.v1.GetEpochsResponse.epochs:type_name -> keyd.v1.Epoch
+	26, // 24: keyd.v1.ConfirmClockResponse.time:type_name -> google.protobuf.Timestamp
+	3,  // 25: keyd.v1.AdminService.CreateTenant:input_type -> keyd.v1.CreateTenantRequest
+	5,  // 26: keyd.v1.AdminService.ListTenants:input_type -> keyd.v1.ListTenantsRequest
+	7,  // 27: keyd.v1.AdminService.PutClass:input_type -> keyd.v1.PutClassRequest
+	9,  // 28: keyd.v1.AdminService.ListClasses:input_type -> keyd.v1.ListClassesRequest
+	11, // 29: keyd.v1.AdminService.GetStatus:input_type -> keyd.v1.GetStatusRequest
+	15, // 30: keyd.v1.AdminService.GetEpochs:input_type -> keyd.v1.GetEpochsRequest
+	17, // 31: keyd.v1.AdminService.TurnEpoch:input_type -> keyd.v1.TurnEpochRequest
+	19, // 32: keyd.v1.AdminService.CancelRetirement:input_type -> keyd.v1.CancelRetirementRequest
+	21, // 33: keyd.v1.AdminService.ResumeRetirement:input_type -> keyd.v1.ResumeRetirementRequest
+	23, // 34: keyd.v1.AdminService.ConfirmClock:input_type -> keyd.v1.ConfirmClockRequest
+	4,  // 35: keyd.v1.AdminService.CreateTenant:output_type -> keyd.v1.CreateTenantResponse
+	6,  // 36: keyd.v1.AdminService.ListTenants:output_type -> keyd.v1.ListTenantsResponse
+	8,  // 37: keyd.v1.AdminService.PutClass:output_type -> keyd.v1.PutClassResponse
+	10, // 38: keyd.v1.AdminService.ListClasses:output_type -> keyd.v1.ListClassesResponse
+	12, // 39: keyd.v1.AdminService.GetStatus:output_type -> keyd.v1.GetStatusResponse
+	16, // 40: keyd.v1.AdminService.GetEpochs:output_type -> keyd.v1.GetEpochsResponse
+	18, // 41: keyd.v1.AdminService.TurnEpoch:output_type -> keyd.v1.TurnEpochResponse
+	20, // 42: keyd.v1.AdminService.CancelRetirement:output_type -> keyd.v1.CancelRetirementResponse
+	22, // 43: keyd.v1.AdminService.ResumeRetirement:output_type -> keyd.v1.ResumeRetirementResponse
+	24, // 44: keyd.v1.AdminService.ConfirmClock:output_type -> keyd.v1.ConfirmClockResponse
+	35, // [35:45] is the sub-list for method output_type
+	25, // [25:35] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_keyd_v1_admin_service_proto_init() }
@@ -1641,7 +1734,7 @@ func file_keyd_v1_admin_service_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyd_v1_admin_service_proto_rawDesc), len(file_keyd_v1_admin_service_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,

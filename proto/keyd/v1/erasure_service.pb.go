@@ -93,8 +93,8 @@ type DestroyKeyRequest struct {
 	RequestId string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// A code of 1-64 bytes of [a-z0-9._-], such as "gdpr-art17". Never prose.
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
-	// When to destroy; until then opens are refused and it can be cancelled.
-	// Unset: now.
+	// When to destroy, at most 366 days ahead; until then opens are refused and
+	// it can be cancelled. Unset, or past: now.
 	NotBefore     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=not_before,json=notBefore,proto3" json:"not_before,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -188,7 +188,10 @@ type DestroyKeyResponse struct {
 	// Everything named was destroyed already; the receipt is that of then.
 	AlreadyDestroyed bool `protobuf:"varint,3,opt,name=already_destroyed,json=alreadyDestroyed,proto3" json:"already_destroyed,omitempty"`
 	// No client that follows the protocol can open the data after this instant.
-	DrainedBy     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=drained_by,json=drainedBy,proto3" json:"drained_by,omitempty"`
+	DrainedBy *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=drained_by,json=drainedBy,proto3" json:"drained_by,omitempty"`
+	// Nothing is destroyed yet: it is scheduled for then. A repeat of the
+	// request after that returns the receipt of the destruction too.
+	Due           *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=due,proto3" json:"due,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -251,6 +254,271 @@ func (x *DestroyKeyResponse) GetDrainedBy() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *DestroyKeyResponse) GetDue() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Due
+	}
+	return nil
+}
+
+type CancelDestructionRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Tenant    string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	SubjectId []byte                 `protobuf:"bytes,2,opt,name=subject_id,json=subjectId,proto3" json:"subject_id,omitempty"`
+	// The request that scheduled it; empty: all that is scheduled.
+	DestroyRequestId string `protobuf:"bytes,3,opt,name=destroy_request_id,json=destroyRequestId,proto3" json:"destroy_request_id,omitempty"`
+	RequestId        string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Reason           string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *CancelDestructionRequest) Reset() {
+	*x = CancelDestructionRequest{}
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelDestructionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelDestructionRequest) ProtoMessage() {}
+
+func (x *CancelDestructionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelDestructionRequest.ProtoReflect.Descriptor instead.
+func (*CancelDestructionRequest) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *CancelDestructionRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *CancelDestructionRequest) GetSubjectId() []byte {
+	if x != nil {
+		return x.SubjectId
+	}
+	return nil
+}
+
+func (x *CancelDestructionRequest) GetDestroyRequestId() string {
+	if x != nil {
+		return x.DestroyRequestId
+	}
+	return ""
+}
+
+func (x *CancelDestructionRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *CancelDestructionRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type CancelDestructionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Receipt       []byte                 `protobuf:"bytes,1,opt,name=receipt,proto3" json:"receipt,omitempty"`
+	LedgerIndex   uint64                 `protobuf:"varint,2,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelDestructionResponse) Reset() {
+	*x = CancelDestructionResponse{}
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelDestructionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelDestructionResponse) ProtoMessage() {}
+
+func (x *CancelDestructionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelDestructionResponse.ProtoReflect.Descriptor instead.
+func (*CancelDestructionResponse) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *CancelDestructionResponse) GetReceipt() []byte {
+	if x != nil {
+		return x.Receipt
+	}
+	return nil
+}
+
+func (x *CancelDestructionResponse) GetLedgerIndex() uint64 {
+	if x != nil {
+		return x.LedgerIndex
+	}
+	return 0
+}
+
+type DestroyTenantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	RequestId     string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DestroyTenantRequest) Reset() {
+	*x = DestroyTenantRequest{}
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DestroyTenantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DestroyTenantRequest) ProtoMessage() {}
+
+func (x *DestroyTenantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DestroyTenantRequest.ProtoReflect.Descriptor instead.
+func (*DestroyTenantRequest) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *DestroyTenantRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *DestroyTenantRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *DestroyTenantRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type DestroyTenantResponse struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Receipt     []byte                 `protobuf:"bytes,1,opt,name=receipt,proto3" json:"receipt,omitempty"`
+	LedgerIndex uint64                 `protobuf:"varint,2,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	// The tenant was erased already; the receipt is that of then.
+	AlreadyDestroyed bool                   `protobuf:"varint,3,opt,name=already_destroyed,json=alreadyDestroyed,proto3" json:"already_destroyed,omitempty"`
+	DrainedBy        *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=drained_by,json=drainedBy,proto3" json:"drained_by,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *DestroyTenantResponse) Reset() {
+	*x = DestroyTenantResponse{}
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DestroyTenantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DestroyTenantResponse) ProtoMessage() {}
+
+func (x *DestroyTenantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DestroyTenantResponse.ProtoReflect.Descriptor instead.
+func (*DestroyTenantResponse) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *DestroyTenantResponse) GetReceipt() []byte {
+	if x != nil {
+		return x.Receipt
+	}
+	return nil
+}
+
+func (x *DestroyTenantResponse) GetLedgerIndex() uint64 {
+	if x != nil {
+		return x.LedgerIndex
+	}
+	return 0
+}
+
+func (x *DestroyTenantResponse) GetAlreadyDestroyed() bool {
+	if x != nil {
+		return x.AlreadyDestroyed
+	}
+	return false
+}
+
+func (x *DestroyTenantResponse) GetDrainedBy() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainedBy
+	}
+	return nil
+}
+
 type ReinstateRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Tenant    string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
@@ -267,7 +535,7 @@ type ReinstateRequest struct {
 
 func (x *ReinstateRequest) Reset() {
 	*x = ReinstateRequest{}
-	mi := &file_keyd_v1_erasure_service_proto_msgTypes[2]
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -279,7 +547,7 @@ func (x *ReinstateRequest) String() string {
 func (*ReinstateRequest) ProtoMessage() {}
 
 func (x *ReinstateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_v1_erasure_service_proto_msgTypes[2]
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -292,7 +560,7 @@ func (x *ReinstateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReinstateRequest.ProtoReflect.Descriptor instead.
 func (*ReinstateRequest) Descriptor() ([]byte, []int) {
-	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{2}
+	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReinstateRequest) GetTenant() string {
@@ -349,7 +617,7 @@ type ReinstateResponse struct {
 
 func (x *ReinstateResponse) Reset() {
 	*x = ReinstateResponse{}
-	mi := &file_keyd_v1_erasure_service_proto_msgTypes[3]
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -361,7 +629,7 @@ func (x *ReinstateResponse) String() string {
 func (*ReinstateResponse) ProtoMessage() {}
 
 func (x *ReinstateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_v1_erasure_service_proto_msgTypes[3]
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -374,7 +642,7 @@ func (x *ReinstateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReinstateResponse.ProtoReflect.Descriptor instead.
 func (*ReinstateResponse) Descriptor() ([]byte, []int) {
-	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{3}
+	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReinstateResponse) GetReceipt() []byte {
@@ -408,7 +676,7 @@ type DescribeSubjectRequest struct {
 
 func (x *DescribeSubjectRequest) Reset() {
 	*x = DescribeSubjectRequest{}
-	mi := &file_keyd_v1_erasure_service_proto_msgTypes[4]
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -420,7 +688,7 @@ func (x *DescribeSubjectRequest) String() string {
 func (*DescribeSubjectRequest) ProtoMessage() {}
 
 func (x *DescribeSubjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_v1_erasure_service_proto_msgTypes[4]
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -433,7 +701,7 @@ func (x *DescribeSubjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeSubjectRequest.ProtoReflect.Descriptor instead.
 func (*DescribeSubjectRequest) Descriptor() ([]byte, []int) {
-	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{4}
+	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DescribeSubjectRequest) GetTenant() string {
@@ -462,13 +730,15 @@ type DescribeSubjectResponse struct {
 	Holds []string `protobuf:"bytes,5,rep,name=holds,proto3" json:"holds,omitempty"`
 	// Ledger entries about this subject, oldest first.
 	LedgerIndexes []uint64 `protobuf:"varint,6,rep,packed,name=ledger_indexes,json=ledgerIndexes,proto3" json:"ledger_indexes,omitempty"`
+	// What is scheduled, soonest first.
+	Scheduled     []*ScheduledDestruction `protobuf:"bytes,7,rep,name=scheduled,proto3" json:"scheduled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DescribeSubjectResponse) Reset() {
 	*x = DescribeSubjectResponse{}
-	mi := &file_keyd_v1_erasure_service_proto_msgTypes[5]
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +750,7 @@ func (x *DescribeSubjectResponse) String() string {
 func (*DescribeSubjectResponse) ProtoMessage() {}
 
 func (x *DescribeSubjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_v1_erasure_service_proto_msgTypes[5]
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +763,7 @@ func (x *DescribeSubjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeSubjectResponse.ProtoReflect.Descriptor instead.
 func (*DescribeSubjectResponse) Descriptor() ([]byte, []int) {
-	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{5}
+	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DescribeSubjectResponse) GetHandle() []byte {
@@ -538,6 +808,74 @@ func (x *DescribeSubjectResponse) GetLedgerIndexes() []uint64 {
 	return nil
 }
 
+func (x *DescribeSubjectResponse) GetScheduled() []*ScheduledDestruction {
+	if x != nil {
+		return x.Scheduled
+	}
+	return nil
+}
+
+type ScheduledDestruction struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Due   *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=due,proto3" json:"due,omitempty"`
+	// Empty: the whole person.
+	Classes       []string `protobuf:"bytes,2,rep,name=classes,proto3" json:"classes,omitempty"`
+	LedgerIndex   uint64   `protobuf:"varint,3,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScheduledDestruction) Reset() {
+	*x = ScheduledDestruction{}
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScheduledDestruction) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScheduledDestruction) ProtoMessage() {}
+
+func (x *ScheduledDestruction) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScheduledDestruction.ProtoReflect.Descriptor instead.
+func (*ScheduledDestruction) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ScheduledDestruction) GetDue() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Due
+	}
+	return nil
+}
+
+func (x *ScheduledDestruction) GetClasses() []string {
+	if x != nil {
+		return x.Classes
+	}
+	return nil
+}
+
+func (x *ScheduledDestruction) GetLedgerIndex() uint64 {
+	if x != nil {
+		return x.LedgerIndex
+	}
+	return 0
+}
+
 type ClassState struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Class      string                 `protobuf:"bytes,1,opt,name=class,proto3" json:"class,omitempty"`
@@ -552,7 +890,7 @@ type ClassState struct {
 
 func (x *ClassState) Reset() {
 	*x = ClassState{}
-	mi := &file_keyd_v1_erasure_service_proto_msgTypes[6]
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -564,7 +902,7 @@ func (x *ClassState) String() string {
 func (*ClassState) ProtoMessage() {}
 
 func (x *ClassState) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_v1_erasure_service_proto_msgTypes[6]
+	mi := &file_keyd_v1_erasure_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -577,7 +915,7 @@ func (x *ClassState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassState.ProtoReflect.Descriptor instead.
 func (*ClassState) Descriptor() ([]byte, []int) {
-	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{6}
+	return file_keyd_v1_erasure_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ClassState) GetClass() string {
@@ -630,8 +968,31 @@ const file_keyd_v1_erasure_service_proto_rawDesc = "" +
 	"request_id\x18\x05 \x01(\tR\trequestId\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x129\n" +
 	"\n" +
-	"not_before\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tnotBefore\"\xb9\x01\n" +
+	"not_before\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tnotBefore\"\xe7\x01\n" +
 	"\x12DestroyKeyResponse\x12\x18\n" +
+	"\areceipt\x18\x01 \x01(\fR\areceipt\x12!\n" +
+	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\x12+\n" +
+	"\x11already_destroyed\x18\x03 \x01(\bR\x10alreadyDestroyed\x129\n" +
+	"\n" +
+	"drained_by\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tdrainedBy\x12,\n" +
+	"\x03due\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x03due\"\xb6\x01\n" +
+	"\x18CancelDestructionRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
+	"\n" +
+	"subject_id\x18\x02 \x01(\fR\tsubjectId\x12,\n" +
+	"\x12destroy_request_id\x18\x03 \x01(\tR\x10destroyRequestId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"X\n" +
+	"\x19CancelDestructionResponse\x12\x18\n" +
+	"\areceipt\x18\x01 \x01(\fR\areceipt\x12!\n" +
+	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\"e\n" +
+	"\x14DestroyTenantRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xbc\x01\n" +
+	"\x15DestroyTenantResponse\x12\x18\n" +
 	"\areceipt\x18\x01 \x01(\fR\areceipt\x12!\n" +
 	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\x12+\n" +
 	"\x11already_destroyed\x18\x03 \x01(\bR\x10alreadyDestroyed\x129\n" +
@@ -655,7 +1016,7 @@ const file_keyd_v1_erasure_service_proto_rawDesc = "" +
 	"\x16DescribeSubjectRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
-	"subject_id\x18\x02 \x01(\fR\tsubjectId\"\xea\x01\n" +
+	"subject_id\x18\x02 \x01(\fR\tsubjectId\"\xa7\x02\n" +
 	"\x17DescribeSubjectResponse\x12\x16\n" +
 	"\x06handle\x18\x01 \x01(\fR\x06handle\x12+\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x15.keyd.v1.SubjectStateR\x05state\x12\x1e\n" +
@@ -664,7 +1025,12 @@ const file_keyd_v1_erasure_service_proto_rawDesc = "" +
 	"generation\x12-\n" +
 	"\aclasses\x18\x04 \x03(\v2\x13.keyd.v1.ClassStateR\aclasses\x12\x14\n" +
 	"\x05holds\x18\x05 \x03(\tR\x05holds\x12%\n" +
-	"\x0eledger_indexes\x18\x06 \x03(\x04R\rledgerIndexes\"\xa8\x01\n" +
+	"\x0eledger_indexes\x18\x06 \x03(\x04R\rledgerIndexes\x12;\n" +
+	"\tscheduled\x18\a \x03(\v2\x1d.keyd.v1.ScheduledDestructionR\tscheduled\"\x81\x01\n" +
+	"\x14ScheduledDestruction\x12,\n" +
+	"\x03due\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x03due\x12\x18\n" +
+	"\aclasses\x18\x02 \x03(\tR\aclasses\x12!\n" +
+	"\fledger_index\x18\x03 \x01(\x04R\vledgerIndex\"\xa8\x01\n" +
 	"\n" +
 	"ClassState\x12\x14\n" +
 	"\x05class\x18\x01 \x01(\tR\x05class\x12+\n" +
@@ -680,11 +1046,13 @@ const file_keyd_v1_erasure_service_proto_rawDesc = "" +
 	"\x14SUBJECT_STATE_ABSENT\x10\x01\x12\x18\n" +
 	"\x14SUBJECT_STATE_ACTIVE\x10\x02\x12\x1b\n" +
 	"\x17SUBJECT_STATE_SCHEDULED\x10\x03\x12\x1b\n" +
-	"\x17SUBJECT_STATE_DESTROYED\x10\x042\xf1\x01\n" +
+	"\x17SUBJECT_STATE_DESTROYED\x10\x042\x9d\x03\n" +
 	"\x0eErasureService\x12E\n" +
 	"\n" +
 	"DestroyKey\x12\x1a.keyd.v1.DestroyKeyRequest\x1a\x1b.keyd.v1.DestroyKeyResponse\x12B\n" +
-	"\tReinstate\x12\x19.keyd.v1.ReinstateRequest\x1a\x1a.keyd.v1.ReinstateResponse\x12T\n" +
+	"\tReinstate\x12\x19.keyd.v1.ReinstateRequest\x1a\x1a.keyd.v1.ReinstateResponse\x12Z\n" +
+	"\x11CancelDestruction\x12!.keyd.v1.CancelDestructionRequest\x1a\".keyd.v1.CancelDestructionResponse\x12N\n" +
+	"\rDestroyTenant\x12\x1d.keyd.v1.DestroyTenantRequest\x1a\x1e.keyd.v1.DestroyTenantResponse\x12T\n" +
 	"\x0fDescribeSubject\x12\x1f.keyd.v1.DescribeSubjectRequest\x1a .keyd.v1.DescribeSubjectResponseB\x1cZ\x1alethe/proto/keyd/v1;keydv1b\x06proto3"
 
 var (
@@ -700,35 +1068,48 @@ func file_keyd_v1_erasure_service_proto_rawDescGZIP() []byte {
 }
 
 var file_keyd_v1_erasure_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_keyd_v1_erasure_service_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_keyd_v1_erasure_service_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_keyd_v1_erasure_service_proto_goTypes = []any{
-	(SubjectState)(0),               // 0: keyd.v1.SubjectState
-	(*DestroyKeyRequest)(nil),       // 1: keyd.v1.DestroyKeyRequest
-	(*DestroyKeyResponse)(nil),      // 2: keyd.v1.DestroyKeyResponse
-	(*ReinstateRequest)(nil),        // 3: keyd.v1.ReinstateRequest
-	(*ReinstateResponse)(nil),       // 4: keyd.v1.ReinstateResponse
-	(*DescribeSubjectRequest)(nil),  // 5: keyd.v1.DescribeSubjectRequest
-	(*DescribeSubjectResponse)(nil), // 6: keyd.v1.DescribeSubjectResponse
-	(*ClassState)(nil),              // 7: keyd.v1.ClassState
-	(*timestamppb.Timestamp)(nil),   // 8: google.protobuf.Timestamp
+	(SubjectState)(0),                 // 0: keyd.v1.SubjectState
+	(*DestroyKeyRequest)(nil),         // 1: keyd.v1.DestroyKeyRequest
+	(*DestroyKeyResponse)(nil),        // 2: keyd.v1.DestroyKeyResponse
+	(*CancelDestructionRequest)(nil),  // 3: keyd.v1.CancelDestructionRequest
+	(*CancelDestructionResponse)(nil), // 4: keyd.v1.CancelDestructionResponse
+	(*DestroyTenantRequest)(nil),      // 5: keyd.v1.DestroyTenantRequest
+	(*DestroyTenantResponse)(nil),     // 6: keyd.v1.DestroyTenantResponse
+	(*ReinstateRequest)(nil),          // 7: keyd.v1.ReinstateRequest
+	(*ReinstateResponse)(nil),         // 8: keyd.v1.ReinstateResponse
+	(*DescribeSubjectRequest)(nil),    // 9: keyd.v1.DescribeSubjectRequest
+	(*DescribeSubjectResponse)(nil),   // 10: keyd.v1.DescribeSubjectResponse
+	(*ScheduledDestruction)(nil),      // 11: keyd.v1.ScheduledDestruction
+	(*ClassState)(nil),                // 12: keyd.v1.ClassState
+	(*timestamppb.Timestamp)(nil),     // 13: google.protobuf.Timestamp
 }
 var file_keyd_v1_erasure_service_proto_depIdxs = []int32{
-	8, // 0: keyd.v1.DestroyKeyRequest.not_before:type_name -> google.protobuf.Timestamp
-	8, // 1: keyd.v1.DestroyKeyResponse.drained_by:type_name -> google.protobuf.Timestamp
-	0, // 2: keyd.v1.DescribeSubjectResponse.state:type_name -> keyd.v1.SubjectState
-	7, // 3: keyd.v1.DescribeSubjectResponse.classes:type_name -> keyd.v1.ClassState
-	0, // 4: keyd.v1.ClassState.state:type_name -> keyd.v1.SubjectState
-	1, // 5: keyd.v1.ErasureService.DestroyKey:input_type -> keyd.v1.DestroyKeyRequest
-	3, // 6: keyd.v1.ErasureService.Reinstate:input_type -> keyd.v1.ReinstateRequest
-	5, // 7: keyd.v1.ErasureService.DescribeSubject:input_type -> keyd.v1.DescribeSubjectRequest
-	2, // 8: keyd.v1.ErasureService.DestroyKey:output_type -> keyd.v1.DestroyKeyResponse
-	4, // 9: keyd.v1.ErasureService.Reinstate:output_type -> keyd.v1.ReinstateResponse
-	6, // 10: keyd.v1.ErasureService.DescribeSubject:output_type -> keyd.v1.DescribeSubjectResponse
-	8, // [8:11] is the sub-list for method output_type
-	5, // [5:8] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	13, // 0: keyd.v1.DestroyKeyRequest.not_before:type_name -> google.protobuf.Timestamp
+	13, // 1: keyd.v1.DestroyKeyResponse.drained_by:type_name -> google.protobuf.Timestamp
+	13, // 2: keyd.v1.DestroyKeyResponse.due:type_name -> google.protobuf.Timestamp
+	13, // 3: keyd.v1.DestroyTenantResponse.drained_by:type_name -> google.protobuf.Timestamp
+	0,  // 4: keyd.v1.DescribeSubjectResponse.state:type_name -> keyd.v1.SubjectState
+	12, // 5: keyd.v1.DescribeSubjectResponse.classes:type_name -> keyd.v1.ClassState
+	11, // 6: keyd.v1.DescribeSubjectResponse.scheduled:type_name -> keyd.v1.ScheduledDestruction
+	13, // 7: keyd.v1.ScheduledDestruction.due:type_name -> google.protobuf.Timestamp
+	0,  // 8: keyd.v1.ClassState.state:type_name -> keyd.v1.SubjectState
+	1,  // 9: keyd.v1.ErasureService.DestroyKey:input_type -> keyd.v1.DestroyKeyRequest
+	7,  // 10: keyd.v1.ErasureService.Reinstate:input_type -> keyd.v1.ReinstateRequest
+	3,  // 11: keyd.v1.ErasureService.CancelDestruction:input_type -> keyd.v1.CancelDestructionRequest
+	5,  // 12: keyd.v1.ErasureService.DestroyTenant:input_type -> keyd.v1.DestroyTenantRequest
+	9,  // 13: keyd.v1.ErasureService.DescribeSubject:input_type -> keyd.v1.DescribeSubjectRequest
+	2,  // 14: keyd.v1.ErasureService.DestroyKey:output_type -> keyd.v1.DestroyKeyResponse
+	8,  // 15: keyd.v1.ErasureService.Reinstate:output_type -> keyd.v1.ReinstateResponse
+	4,  // 16: keyd.v1.ErasureService.CancelDestruction:output_type -> keyd.v1.CancelDestructionResponse
+	6,  // 17: keyd.v1.ErasureService.DestroyTenant:output_type -> keyd.v1.DestroyTenantResponse
+	10, // 18: keyd.v1.ErasureService.DescribeSubject:output_type -> keyd.v1.DescribeSubjectResponse
+	14, // [14:19] is the sub-list for method output_type
+	9,  // [9:14] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_keyd_v1_erasure_service_proto_init() }
@@ -742,7 +1123,7 @@ func file_keyd_v1_erasure_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyd_v1_erasure_service_proto_rawDesc), len(file_keyd_v1_erasure_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   7,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

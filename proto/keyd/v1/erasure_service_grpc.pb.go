@@ -19,9 +19,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ErasureService_DestroyKey_FullMethodName      = "/keyd.v1.ErasureService/DestroyKey"
-	ErasureService_Reinstate_FullMethodName       = "/keyd.v1.ErasureService/Reinstate"
-	ErasureService_DescribeSubject_FullMethodName = "/keyd.v1.ErasureService/DescribeSubject"
+	ErasureService_DestroyKey_FullMethodName        = "/keyd.v1.ErasureService/DestroyKey"
+	ErasureService_Reinstate_FullMethodName         = "/keyd.v1.ErasureService/Reinstate"
+	ErasureService_CancelDestruction_FullMethodName = "/keyd.v1.ErasureService/CancelDestruction"
+	ErasureService_DestroyTenant_FullMethodName     = "/keyd.v1.ErasureService/DestroyTenant"
+	ErasureService_DescribeSubject_FullMethodName   = "/keyd.v1.ErasureService/DescribeSubject"
 )
 
 // ErasureServiceClient is the client API for ErasureService service.
@@ -38,6 +40,11 @@ type ErasureServiceClient interface {
 	// Reinstate begins the next generation of a destroyed subject or class. What
 	// was destroyed stays destroyed.
 	Reinstate(ctx context.Context, in *ReinstateRequest, opts ...grpc.CallOption) (*ReinstateResponse, error)
+	// CancelDestruction calls off what DestroyKey scheduled and has not happened.
+	CancelDestruction(ctx context.Context, in *CancelDestructionRequest, opts ...grpc.CallOption) (*CancelDestructionResponse, error)
+	// DestroyTenant erases a whole tenant for good: it is fenced at once, with
+	// everything that it ever sealed, and its name is never used again.
+	DestroyTenant(ctx context.Context, in *DestroyTenantRequest, opts ...grpc.CallOption) (*DestroyTenantResponse, error)
 	// DescribeSubject tells the state of a subject and its classes.
 	DescribeSubject(ctx context.Context, in *DescribeSubjectRequest, opts ...grpc.CallOption) (*DescribeSubjectResponse, error)
 }
@@ -70,6 +77,26 @@ func (c *erasureServiceClient) Reinstate(ctx context.Context, in *ReinstateReque
 	return out, nil
 }
 
+func (c *erasureServiceClient) CancelDestruction(ctx context.Context, in *CancelDestructionRequest, opts ...grpc.CallOption) (*CancelDestructionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelDestructionResponse)
+	err := c.cc.Invoke(ctx, ErasureService_CancelDestruction_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *erasureServiceClient) DestroyTenant(ctx context.Context, in *DestroyTenantRequest, opts ...grpc.CallOption) (*DestroyTenantResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DestroyTenantResponse)
+	err := c.cc.Invoke(ctx, ErasureService_DestroyTenant_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *erasureServiceClient) DescribeSubject(ctx context.Context, in *DescribeSubjectRequest, opts ...grpc.CallOption) (*DescribeSubjectResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DescribeSubjectResponse)
@@ -94,6 +121,11 @@ type ErasureServiceServer interface {
 	// Reinstate begins the next generation of a destroyed subject or class. What
 	// was destroyed stays destroyed.
 	Reinstate(context.Context, *ReinstateRequest) (*ReinstateResponse, error)
+	// CancelDestruction calls off what DestroyKey scheduled and has not happened.
+	CancelDestruction(context.Context, *CancelDestructionRequest) (*CancelDestructionResponse, error)
+	// DestroyTenant erases a whole tenant for good: it is fenced at once, with
+	// everything that it ever sealed, and its name is never used again.
+	DestroyTenant(context.Context, *DestroyTenantRequest) (*DestroyTenantResponse, error)
 	// DescribeSubject tells the state of a subject and its classes.
 	DescribeSubject(context.Context, *DescribeSubjectRequest) (*DescribeSubjectResponse, error)
 	mustEmbedUnimplementedErasureServiceServer()
@@ -111,6 +143,12 @@ func (UnimplementedErasureServiceServer) DestroyKey(context.Context, *DestroyKey
 }
 func (UnimplementedErasureServiceServer) Reinstate(context.Context, *ReinstateRequest) (*ReinstateResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reinstate not implemented")
+}
+func (UnimplementedErasureServiceServer) CancelDestruction(context.Context, *CancelDestructionRequest) (*CancelDestructionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CancelDestruction not implemented")
+}
+func (UnimplementedErasureServiceServer) DestroyTenant(context.Context, *DestroyTenantRequest) (*DestroyTenantResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DestroyTenant not implemented")
 }
 func (UnimplementedErasureServiceServer) DescribeSubject(context.Context, *DescribeSubjectRequest) (*DescribeSubjectResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DescribeSubject not implemented")
@@ -172,6 +210,42 @@ func _ErasureService_Reinstate_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ErasureService_CancelDestruction_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelDestructionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ErasureServiceServer).CancelDestruction(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ErasureService_CancelDestruction_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ErasureServiceServer).CancelDestruction(ctx, req.(*CancelDestructionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ErasureService_DestroyTenant_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DestroyTenantRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ErasureServiceServer).DestroyTenant(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ErasureService_DestroyTenant_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ErasureServiceServer).DestroyTenant(ctx, req.(*DestroyTenantRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ErasureService_DescribeSubject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DescribeSubjectRequest)
 	if err := dec(in); err != nil {
@@ -204,6 +278,14 @@ var ErasureService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Reinstate",
 			Handler:    _ErasureService_Reinstate_Handler,
+		},
+		{
+			MethodName: "CancelDestruction",
+			Handler:    _ErasureService_CancelDestruction_Handler,
+		},
+		{
+			MethodName: "DestroyTenant",
+			Handler:    _ErasureService_DestroyTenant_Handler,
 		},
 		{
 			MethodName: "DescribeSubject",

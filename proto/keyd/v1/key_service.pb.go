@@ -641,13 +641,14 @@ func (x *WatchRevocationsResponse) GetTime() *timestamppb.Timestamp {
 	return nil
 }
 
-// Revocation names a key that must be dropped at once, with all derived from it.
+// Revocation names keys that must be dropped at once, with all derived from
+// them: those of one key id or, without a key id, those of one bucket of one
+// class or, with class number 0, all of the tenant's.
 type Revocation struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Tenant string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// The dead DEK's id. Empty where a whole bucket died.
-	KeyId []byte `protobuf:"bytes,2,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
-	// For a dead bucket.
+	// The DEK's id: dead for good if the outcome is OUTCOME_ERASED.
+	KeyId       []byte `protobuf:"bytes,2,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
 	ClassNumber uint32 `protobuf:"varint,3,opt,name=class_number,json=classNumber,proto3" json:"class_number,omitempty"`
 	Bucket      uint64 `protobuf:"varint,4,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// OUTCOME_ERASED, OUTCOME_PENDING_ERASURE or OUTCOME_EXPIRED.

@@ -863,8 +863,10 @@ type Tenant struct {
 	NextClass uint32  `protobuf:"varint,6,opt,name=next_class,json=nextClass,proto3" json:"next_class,omitempty"`
 	Holds     []*Hold `protobuf:"bytes,7,rep,name=holds,proto3" json:"holds,omitempty"`
 	// The KEK of the epoch that is being prepared, or that has opened since.
-	NextKekId     []byte `protobuf:"bytes,8,opt,name=next_kek_id,json=nextKekId,proto3" json:"next_kek_id,omitempty"`
-	NextKekEpoch  uint32 `protobuf:"varint,9,opt,name=next_kek_epoch,json=nextKekEpoch,proto3" json:"next_kek_epoch,omitempty"`
+	NextKekId    []byte `protobuf:"bytes,8,opt,name=next_kek_id,json=nextKekId,proto3" json:"next_kek_id,omitempty"`
+	NextKekEpoch uint32 `protobuf:"varint,9,opt,name=next_kek_epoch,json=nextKekEpoch,proto3" json:"next_kek_epoch,omitempty"`
+	// Ledger index of the destruction that fenced it, plus one.
+	DestroyedAt   uint64 `protobuf:"varint,10,opt,name=destroyed_at,json=destroyedAt,proto3" json:"destroyed_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -962,6 +964,13 @@ func (x *Tenant) GetNextKekEpoch() uint32 {
 	return 0
 }
 
+func (x *Tenant) GetDestroyedAt() uint64 {
+	if x != nil {
+		return x.DestroyedAt
+	}
+	return 0
+}
+
 type Class struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -976,7 +985,12 @@ type Class struct {
 	NextBucketWidthS int64 `protobuf:"varint,7,opt,name=next_bucket_width_s,json=nextBucketWidthS,proto3" json:"next_bucket_width_s,omitempty"`
 	NextWidthFromS   int64 `protobuf:"varint,8,opt,name=next_width_from_s,json=nextWidthFromS,proto3" json:"next_width_from_s,omitempty"`
 	// The running width's grid starts here.
-	WidthFromS    int64 `protobuf:"varint,9,opt,name=width_from_s,json=widthFromS,proto3" json:"width_from_s,omitempty"`
+	WidthFromS int64 `protobuf:"varint,9,opt,name=width_from_s,json=widthFromS,proto3" json:"width_from_s,omitempty"`
+	// At the end of the retention keys are kept, and opens refused.
+	DenyOnly   bool   `protobuf:"varint,10,opt,name=deny_only,json=denyOnly,proto3" json:"deny_only,omitempty"`
+	ApprovedBy string `protobuf:"bytes,11,opt,name=approved_by,json=approvedBy,proto3" json:"approved_by,omitempty"`
+	// Ledger index of the newest change, plus one.
+	ChangedAt     uint64 `protobuf:"varint,12,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1074,6 +1088,27 @@ func (x *Class) GetWidthFromS() int64 {
 	return 0
 }
 
+func (x *Class) GetDenyOnly() bool {
+	if x != nil {
+		return x.DenyOnly
+	}
+	return false
+}
+
+func (x *Class) GetApprovedBy() string {
+	if x != nil {
+		return x.ApprovedBy
+	}
+	return ""
+}
+
+func (x *Class) GetChangedAt() uint64 {
+	if x != nil {
+		return x.ChangedAt
+	}
+	return 0
+}
+
 // LeasePolicy was in force until until_ms.
 type LeasePolicy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1139,7 +1174,8 @@ type Subject struct {
 	// Ledger entries about this subject, oldest first.
 	LedgerIndexes []uint64 `protobuf:"varint,5,rep,packed,name=ledger_indexes,json=ledgerIndexes,proto3" json:"ledger_indexes,omitempty"`
 	// Ledger index of the destruction behind the whole-person fence, plus one.
-	DestroyedAt   uint64 `protobuf:"varint,6,opt,name=destroyed_at,json=destroyedAt,proto3" json:"destroyed_at,omitempty"`
+	DestroyedAt   uint64      `protobuf:"varint,6,opt,name=destroyed_at,json=destroyedAt,proto3" json:"destroyed_at,omitempty"`
+	Schedules     []*Schedule `protobuf:"bytes,7,rep,name=schedules,proto3" json:"schedules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1216,6 +1252,336 @@ func (x *Subject) GetDestroyedAt() uint64 {
 	return 0
 }
 
+func (x *Subject) GetSchedules() []*Schedule {
+	if x != nil {
+		return x.Schedules
+	}
+	return nil
+}
+
+// Schedule is a destruction that is to come.
+type Schedule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	DueMs int64                  `protobuf:"varint,1,opt,name=due_ms,json=dueMs,proto3" json:"due_ms,omitempty"`
+	// Numbers of the classes; empty: the whole person.
+	Classes []uint32 `protobuf:"varint,2,rep,packed,name=classes,proto3" json:"classes,omitempty"`
+	// The row key of the request that asked for it, without its kind.
+	Request       []byte `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	Generation    uint32 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
+	LedgerIndex   uint64 `protobuf:"varint,6,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Schedule) Reset() {
+	*x = Schedule{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Schedule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Schedule) ProtoMessage() {}
+
+func (x *Schedule) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Schedule.ProtoReflect.Descriptor instead.
+func (*Schedule) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Schedule) GetDueMs() int64 {
+	if x != nil {
+		return x.DueMs
+	}
+	return 0
+}
+
+func (x *Schedule) GetClasses() []uint32 {
+	if x != nil {
+		return x.Classes
+	}
+	return nil
+}
+
+func (x *Schedule) GetRequest() []byte {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *Schedule) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Schedule) GetGeneration() uint32 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Schedule) GetLedgerIndex() uint64 {
+	if x != nil {
+		return x.LedgerIndex
+	}
+	return 0
+}
+
+// HeldSubject is in an index of the subjects with holds.
+type HeldSubject struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The latest end of them; zero: one has none.
+	UntilMs       int64 `protobuf:"varint,1,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldSubject) Reset() {
+	*x = HeldSubject{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldSubject) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldSubject) ProtoMessage() {}
+
+func (x *HeldSubject) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldSubject.ProtoReflect.Descriptor instead.
+func (*HeldSubject) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *HeldSubject) GetUntilMs() int64 {
+	if x != nil {
+		return x.UntilMs
+	}
+	return 0
+}
+
+// Holders is written by every change of a hold on a subject of a tenant, and
+// read by what must not miss one.
+type Holders struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       uint64                 `protobuf:"varint,1,opt,name=changes,proto3" json:"changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Holders) Reset() {
+	*x = Holders{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Holders) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Holders) ProtoMessage() {}
+
+func (x *Holders) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Holders.ProtoReflect.Descriptor instead.
+func (*Holders) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Holders) GetChanges() uint64 {
+	if x != nil {
+		return x.Changes
+	}
+	return 0
+}
+
+// Materialising lists the buckets of a tenant whose held subjects' shares are
+// being kept.
+type Materialising struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Buckets       []*BucketName          `protobuf:"bytes,1,rep,name=buckets,proto3" json:"buckets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Materialising) Reset() {
+	*x = Materialising{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Materialising) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Materialising) ProtoMessage() {}
+
+func (x *Materialising) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Materialising.ProtoReflect.Descriptor instead.
+func (*Materialising) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Materialising) GetBuckets() []*BucketName {
+	if x != nil {
+		return x.Buckets
+	}
+	return nil
+}
+
+type BucketName struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ClassNumber   uint32                 `protobuf:"varint,1,opt,name=class_number,json=classNumber,proto3" json:"class_number,omitempty"`
+	StartS        int64                  `protobuf:"varint,2,opt,name=start_s,json=startS,proto3" json:"start_s,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BucketName) Reset() {
+	*x = BucketName{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BucketName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BucketName) ProtoMessage() {}
+
+func (x *BucketName) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BucketName.ProtoReflect.Descriptor instead.
+func (*BucketName) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *BucketName) GetClassNumber() uint32 {
+	if x != nil {
+		return x.ClassNumber
+	}
+	return 0
+}
+
+func (x *BucketName) GetStartS() int64 {
+	if x != nil {
+		return x.StartS
+	}
+	return 0
+}
+
+// Sweep is what is left to do for an erased tenant.
+type Sweep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The key of the last wrapped row that was overwritten.
+	Cursor        []byte `protobuf:"bytes,1,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sweep) Reset() {
+	*x = Sweep{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sweep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sweep) ProtoMessage() {}
+
+func (x *Sweep) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sweep.ProtoReflect.Descriptor instead.
+func (*Sweep) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Sweep) GetCursor() []byte {
+	if x != nil {
+		return x.Cursor
+	}
+	return nil
+}
+
 type SubjectClass struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	ClassNumber uint32                 `protobuf:"varint,1,opt,name=class_number,json=classNumber,proto3" json:"class_number,omitempty"`
@@ -1232,7 +1598,7 @@ type SubjectClass struct {
 
 func (x *SubjectClass) Reset() {
 	*x = SubjectClass{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1244,7 +1610,7 @@ func (x *SubjectClass) String() string {
 func (*SubjectClass) ProtoMessage() {}
 
 func (x *SubjectClass) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1257,7 +1623,7 @@ func (x *SubjectClass) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubjectClass.ProtoReflect.Descriptor instead.
 func (*SubjectClass) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{10}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SubjectClass) GetClassNumber() uint32 {
@@ -1316,7 +1682,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1328,7 +1694,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1341,7 +1707,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{11}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Hold) GetId() string {
@@ -1394,7 +1760,7 @@ type KeyOwner struct {
 
 func (x *KeyOwner) Reset() {
 	*x = KeyOwner{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1406,7 +1772,7 @@ func (x *KeyOwner) String() string {
 func (*KeyOwner) ProtoMessage() {}
 
 func (x *KeyOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1419,7 +1785,7 @@ func (x *KeyOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyOwner.ProtoReflect.Descriptor instead.
 func (*KeyOwner) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{12}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *KeyOwner) GetTenant() []byte {
@@ -1451,17 +1817,21 @@ func (x *KeyOwner) GetGeneration() uint32 {
 }
 
 type Bucket struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	State         BucketState            `protobuf:"varint,1,opt,name=state,proto3,enum=keyd.store.v1.BucketState" json:"state,omitempty"`
-	StartS        int64                  `protobuf:"varint,2,opt,name=start_s,json=startS,proto3" json:"start_s,omitempty"`
-	EndS          int64                  `protobuf:"varint,3,opt,name=end_s,json=endS,proto3" json:"end_s,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	State  BucketState            `protobuf:"varint,1,opt,name=state,proto3,enum=keyd.store.v1.BucketState" json:"state,omitempty"`
+	StartS int64                  `protobuf:"varint,2,opt,name=start_s,json=startS,proto3" json:"start_s,omitempty"`
+	EndS   int64                  `protobuf:"varint,3,opt,name=end_s,json=endS,proto3" json:"end_s,omitempty"`
+	// When it was found expired, from which the grace counts.
+	ExpiringMs int64 `protobuf:"varint,4,opt,name=expiring_ms,json=expiringMs,proto3" json:"expiring_ms,omitempty"`
+	// How far the keeping of shares has come.
+	Cursor        []byte `protobuf:"bytes,5,opt,name=cursor,proto3" json:"cursor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Bucket) Reset() {
 	*x = Bucket{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1473,7 +1843,7 @@ func (x *Bucket) String() string {
 func (*Bucket) ProtoMessage() {}
 
 func (x *Bucket) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1486,7 +1856,7 @@ func (x *Bucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bucket.ProtoReflect.Descriptor instead.
 func (*Bucket) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{13}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Bucket) GetState() BucketState {
@@ -1510,6 +1880,20 @@ func (x *Bucket) GetEndS() int64 {
 	return 0
 }
 
+func (x *Bucket) GetExpiringMs() int64 {
+	if x != nil {
+		return x.ExpiringMs
+	}
+	return 0
+}
+
+func (x *Bucket) GetCursor() []byte {
+	if x != nil {
+		return x.Cursor
+	}
+	return nil
+}
+
 // Request remembers what a request id did, so that a repeat gets the same answer.
 type Request struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1526,7 +1910,7 @@ type Request struct {
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1922,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1935,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{14}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Request) GetDigest() []byte {
@@ -1603,7 +1987,7 @@ type LedgerEntry struct {
 
 func (x *LedgerEntry) Reset() {
 	*x = LedgerEntry{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1999,7 @@ func (x *LedgerEntry) String() string {
 func (*LedgerEntry) ProtoMessage() {}
 
 func (x *LedgerEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +2012,7 @@ func (x *LedgerEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LedgerEntry.ProtoReflect.Descriptor instead.
 func (*LedgerEntry) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{15}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LedgerEntry) GetSalt() []byte {
@@ -1665,7 +2049,7 @@ type LedgerHead struct {
 
 func (x *LedgerHead) Reset() {
 	*x = LedgerHead{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1677,7 +2061,7 @@ func (x *LedgerHead) String() string {
 func (*LedgerHead) ProtoMessage() {}
 
 func (x *LedgerHead) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1690,7 +2074,7 @@ func (x *LedgerHead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LedgerHead.ProtoReflect.Descriptor instead.
 func (*LedgerHead) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{16}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LedgerHead) GetSize() uint64 {
@@ -1779,7 +2163,7 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\n" +
 	"ciphertext\x18\x02 \x01(\fR\n" +
 	"ciphertext\x12\x12\n" +
-	"\x04dead\x18\x03 \x01(\bR\x04dead\"\xbb\x02\n" +
+	"\x04dead\x18\x03 \x01(\bR\x04dead\"\xde\x02\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1a.keyd.store.v1.TenantStateR\x05state\x12\x15\n" +
@@ -1790,7 +2174,9 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"next_class\x18\x06 \x01(\rR\tnextClass\x12)\n" +
 	"\x05holds\x18\a \x03(\v2\x13.keyd.store.v1.HoldR\x05holds\x12\x1e\n" +
 	"\vnext_kek_id\x18\b \x01(\fR\tnextKekId\x12$\n" +
-	"\x0enext_kek_epoch\x18\t \x01(\rR\fnextKekEpoch\"\xd2\x02\n" +
+	"\x0enext_kek_epoch\x18\t \x01(\rR\fnextKekEpoch\x12!\n" +
+	"\fdestroyed_at\x18\n" +
+	" \x01(\x04R\vdestroyedAt\"\xaf\x03\n" +
 	"\x05Class\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12$\n" +
@@ -1802,10 +2188,16 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x13next_bucket_width_s\x18\a \x01(\x03R\x10nextBucketWidthS\x12)\n" +
 	"\x11next_width_from_s\x18\b \x01(\x03R\x0enextWidthFromS\x12 \n" +
 	"\fwidth_from_s\x18\t \x01(\x03R\n" +
-	"widthFromS\"C\n" +
+	"widthFromS\x12\x1b\n" +
+	"\tdeny_only\x18\n" +
+	" \x01(\bR\bdenyOnly\x12\x1f\n" +
+	"\vapproved_by\x18\v \x01(\tR\n" +
+	"approvedBy\x12\x1d\n" +
+	"\n" +
+	"changed_at\x18\f \x01(\x04R\tchangedAt\"C\n" +
 	"\vLeasePolicy\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\x03R\aleaseMs\x12\x19\n" +
-	"\buntil_ms\x18\x02 \x01(\x03R\auntilMs\"\x85\x02\n" +
+	"\buntil_ms\x18\x02 \x01(\x03R\auntilMs\"\xbc\x02\n" +
 	"\aSubject\x12.\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x18.keyd.store.v1.LifeStateR\x05state\x12\x1e\n" +
 	"\n" +
@@ -1814,7 +2206,29 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\aclasses\x18\x03 \x03(\v2\x1b.keyd.store.v1.SubjectClassR\aclasses\x12)\n" +
 	"\x05holds\x18\x04 \x03(\v2\x13.keyd.store.v1.HoldR\x05holds\x12%\n" +
 	"\x0eledger_indexes\x18\x05 \x03(\x04R\rledgerIndexes\x12!\n" +
-	"\fdestroyed_at\x18\x06 \x01(\x04R\vdestroyedAt\"\xdd\x01\n" +
+	"\fdestroyed_at\x18\x06 \x01(\x04R\vdestroyedAt\x125\n" +
+	"\tschedules\x18\a \x03(\v2\x17.keyd.store.v1.ScheduleR\tschedules\"\xb0\x01\n" +
+	"\bSchedule\x12\x15\n" +
+	"\x06due_ms\x18\x01 \x01(\x03R\x05dueMs\x12\x18\n" +
+	"\aclasses\x18\x02 \x03(\rR\aclasses\x12\x18\n" +
+	"\arequest\x18\x03 \x01(\fR\arequest\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x05 \x01(\rR\n" +
+	"generation\x12!\n" +
+	"\fledger_index\x18\x06 \x01(\x04R\vledgerIndex\"(\n" +
+	"\vHeldSubject\x12\x19\n" +
+	"\buntil_ms\x18\x01 \x01(\x03R\auntilMs\"#\n" +
+	"\aHolders\x12\x18\n" +
+	"\achanges\x18\x01 \x01(\x04R\achanges\"D\n" +
+	"\rMaterialising\x123\n" +
+	"\abuckets\x18\x01 \x03(\v2\x19.keyd.store.v1.BucketNameR\abuckets\"H\n" +
+	"\n" +
+	"BucketName\x12!\n" +
+	"\fclass_number\x18\x01 \x01(\rR\vclassNumber\x12\x17\n" +
+	"\astart_s\x18\x02 \x01(\x03R\x06startS\"\x1f\n" +
+	"\x05Sweep\x12\x16\n" +
+	"\x06cursor\x18\x01 \x01(\fR\x06cursor\"\xdd\x01\n" +
 	"\fSubjectClass\x12!\n" +
 	"\fclass_number\x18\x01 \x01(\rR\vclassNumber\x12.\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x18.keyd.store.v1.LifeStateR\x05state\x12\x1e\n" +
@@ -1837,11 +2251,14 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\fclass_number\x18\x03 \x01(\rR\vclassNumber\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x04 \x01(\rR\n" +
-	"generation\"h\n" +
+	"generation\"\xa1\x01\n" +
 	"\x06Bucket\x120\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1a.keyd.store.v1.BucketStateR\x05state\x12\x17\n" +
 	"\astart_s\x18\x02 \x01(\x03R\x06startS\x12\x13\n" +
-	"\x05end_s\x18\x03 \x01(\x03R\x04endS\"\xaa\x01\n" +
+	"\x05end_s\x18\x03 \x01(\x03R\x04endS\x12\x1f\n" +
+	"\vexpiring_ms\x18\x04 \x01(\x03R\n" +
+	"expiringMs\x12\x16\n" +
+	"\x06cursor\x18\x05 \x01(\fR\x06cursor\"\xaa\x01\n" +
 	"\aRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\fR\x06digest\x12!\n" +
 	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\x12\x17\n" +
@@ -1898,45 +2315,53 @@ func file_keyd_store_v1_rows_proto_rawDescGZIP() []byte {
 }
 
 var file_keyd_store_v1_rows_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_keyd_store_v1_rows_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_keyd_store_v1_rows_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_keyd_store_v1_rows_proto_goTypes = []any{
-	(EpochState)(0),      // 0: keyd.store.v1.EpochState
-	(TenantState)(0),     // 1: keyd.store.v1.TenantState
-	(LifeState)(0),       // 2: keyd.store.v1.LifeState
-	(BucketState)(0),     // 3: keyd.store.v1.BucketState
-	(*Meta)(nil),         // 4: keyd.store.v1.Meta
-	(*Epoch)(nil),        // 5: keyd.store.v1.Epoch
-	(*Rewrap)(nil),       // 6: keyd.store.v1.Rewrap
-	(*Heartbeat)(nil),    // 7: keyd.store.v1.Heartbeat
-	(*Duty)(nil),         // 8: keyd.store.v1.Duty
-	(*Wrapped)(nil),      // 9: keyd.store.v1.Wrapped
-	(*Tenant)(nil),       // 10: keyd.store.v1.Tenant
-	(*Class)(nil),        // 11: keyd.store.v1.Class
-	(*LeasePolicy)(nil),  // 12: keyd.store.v1.LeasePolicy
-	(*Subject)(nil),      // 13: keyd.store.v1.Subject
-	(*SubjectClass)(nil), // 14: keyd.store.v1.SubjectClass
-	(*Hold)(nil),         // 15: keyd.store.v1.Hold
-	(*KeyOwner)(nil),     // 16: keyd.store.v1.KeyOwner
-	(*Bucket)(nil),       // 17: keyd.store.v1.Bucket
-	(*Request)(nil),      // 18: keyd.store.v1.Request
-	(*LedgerEntry)(nil),  // 19: keyd.store.v1.LedgerEntry
-	(*LedgerHead)(nil),   // 20: keyd.store.v1.LedgerHead
+	(EpochState)(0),       // 0: keyd.store.v1.EpochState
+	(TenantState)(0),      // 1: keyd.store.v1.TenantState
+	(LifeState)(0),        // 2: keyd.store.v1.LifeState
+	(BucketState)(0),      // 3: keyd.store.v1.BucketState
+	(*Meta)(nil),          // 4: keyd.store.v1.Meta
+	(*Epoch)(nil),         // 5: keyd.store.v1.Epoch
+	(*Rewrap)(nil),        // 6: keyd.store.v1.Rewrap
+	(*Heartbeat)(nil),     // 7: keyd.store.v1.Heartbeat
+	(*Duty)(nil),          // 8: keyd.store.v1.Duty
+	(*Wrapped)(nil),       // 9: keyd.store.v1.Wrapped
+	(*Tenant)(nil),        // 10: keyd.store.v1.Tenant
+	(*Class)(nil),         // 11: keyd.store.v1.Class
+	(*LeasePolicy)(nil),   // 12: keyd.store.v1.LeasePolicy
+	(*Subject)(nil),       // 13: keyd.store.v1.Subject
+	(*Schedule)(nil),      // 14: keyd.store.v1.Schedule
+	(*HeldSubject)(nil),   // 15: keyd.store.v1.HeldSubject
+	(*Holders)(nil),       // 16: keyd.store.v1.Holders
+	(*Materialising)(nil), // 17: keyd.store.v1.Materialising
+	(*BucketName)(nil),    // 18: keyd.store.v1.BucketName
+	(*Sweep)(nil),         // 19: keyd.store.v1.Sweep
+	(*SubjectClass)(nil),  // 20: keyd.store.v1.SubjectClass
+	(*Hold)(nil),          // 21: keyd.store.v1.Hold
+	(*KeyOwner)(nil),      // 22: keyd.store.v1.KeyOwner
+	(*Bucket)(nil),        // 23: keyd.store.v1.Bucket
+	(*Request)(nil),       // 24: keyd.store.v1.Request
+	(*LedgerEntry)(nil),   // 25: keyd.store.v1.LedgerEntry
+	(*LedgerHead)(nil),    // 26: keyd.store.v1.LedgerHead
 }
 var file_keyd_store_v1_rows_proto_depIdxs = []int32{
 	0,  // 0: keyd.store.v1.Epoch.state:type_name -> keyd.store.v1.EpochState
 	1,  // 1: keyd.store.v1.Tenant.state:type_name -> keyd.store.v1.TenantState
-	15, // 2: keyd.store.v1.Tenant.holds:type_name -> keyd.store.v1.Hold
+	21, // 2: keyd.store.v1.Tenant.holds:type_name -> keyd.store.v1.Hold
 	12, // 3: keyd.store.v1.Class.lease_history:type_name -> keyd.store.v1.LeasePolicy
 	2,  // 4: keyd.store.v1.Subject.state:type_name -> keyd.store.v1.LifeState
-	14, // 5: keyd.store.v1.Subject.classes:type_name -> keyd.store.v1.SubjectClass
-	15, // 6: keyd.store.v1.Subject.holds:type_name -> keyd.store.v1.Hold
-	2,  // 7: keyd.store.v1.SubjectClass.state:type_name -> keyd.store.v1.LifeState
-	3,  // 8: keyd.store.v1.Bucket.state:type_name -> keyd.store.v1.BucketState
-	9,  // [9:9] is the sub-list for method output_type
-	9,  // [9:9] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	20, // 5: keyd.store.v1.Subject.classes:type_name -> keyd.store.v1.SubjectClass
+	21, // 6: keyd.store.v1.Subject.holds:type_name -> keyd.store.v1.Hold
+	14, // 7: keyd.store.v1.Subject.schedules:type_name -> keyd.store.v1.Schedule
+	18, // 8: keyd.store.v1.Materialising.buckets:type_name -> keyd.store.v1.BucketName
+	2,  // 9: keyd.store.v1.SubjectClass.state:type_name -> keyd.store.v1.LifeState
+	3,  // 10: keyd.store.v1.Bucket.state:type_name -> keyd.store.v1.BucketState
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_keyd_store_v1_rows_proto_init() }
@@ -1950,7 +2375,7 @@ func file_keyd_store_v1_rows_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyd_store_v1_rows_proto_rawDesc), len(file_keyd_store_v1_rows_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   17,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
