@@ -78,7 +78,7 @@ func (r *rig) config() keys.Config {
 		Store: r.store, KMS: r.kms, Anchor: r.anchor, Clock: r.clock.Now, Log: slog.New(slog.DiscardHandler),
 		Initialise: true, EpochLength: 7 * 24 * time.Hour, KEKLease: 15 * time.Minute,
 		DrainBudget: 24 * time.Hour, Soak: 2 * time.Hour, DutyInterval: -1,
-		AnchorTimeout: 200 * time.Millisecond, SkewAllowance: 5 * time.Second,
+		AnchorTimeout: 200 * time.Millisecond, SkewAllowance: 5 * time.Second, Grace: 24 * time.Hour,
 	}
 }
 
@@ -196,6 +196,8 @@ const (
 	isConflict = keydv1.Outcome_OUTCOME_CONFLICT
 	isWrong    = keydv1.Outcome_OUTCOME_WRONG_SUBJECT
 	isUnavail  = keydv1.Outcome_OUTCOME_UNAVAILABLE
+	isExpired  = keydv1.Outcome_OUTCOME_EXPIRED
+	isPending  = keydv1.Outcome_OUTCOME_PENDING_ERASURE
 )
 
 func class(name string, width, lease time.Duration) *keydv1.Class {

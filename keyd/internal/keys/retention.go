@@ -259,8 +259,21 @@ func (d *duties) mayDie(class *storev1.Class, b *storev1.Bucket, now time.Time, 
 
 // expireBucket takes the steps that one bucket is due for.
 func (d *duties) expireBucket(ctx context.Context, tenant string, id id16, number uint32, start uint64, clockOK bool) (moved bool, err error) {
+	moved, state, err := d.moveBucket(ctx, tenant, id, number, start, clockOK)
+	if err != nil || state != storev1.BucketState_BUCKET_STATE_MATERIALISING || !clockOK {
+		return moved, err
+	}
+	if err := d.keepShares(ctx, tenant, id, number, start); err != nil {
+		return moved, err
+	}
+	died, err := d.killBucket(ctx, tenant, id, number, start)
+	return moved || died, err
+}
+
+// moveBucket changes the state of a bucket that has not come to materialising
+// yet, if it is time.
+func (d *duties) moveBucket(ctx context.Context, tenant string, id id16, number uint32, start uint64, clockOK bool) (moved bool, state storev1.BucketState, err error) {
 	k := d.k
-	var state storev1.BucketState
 	err = k.update(ctx, func(tx Tx) error {
 		moved, state = false, 0
 		if err := d.fence(tx); err != nil {
@@ -314,14 +327,7 @@ func (d *duties) expireBucket(ctx context.Context, tenant string, id id16, numbe
 		moved, b.State = true, next
 		return putRow(tx, bucketKey(id, number, start), &b)
 	})
-	if err != nil || state != storev1.BucketState_BUCKET_STATE_MATERIALISING || !clockOK {
-		return moved, err
-	}
-	if err := d.keepShares(ctx, tenant, id, number, start); err != nil {
-		return moved, err
-	}
-	died, err := d.killBucket(ctx, tenant, id, number, start)
-	return moved || died, err
+	return moved, state, err
 }
 
 // keepShares keeps the shares of the subjects that are held. The bucket is
