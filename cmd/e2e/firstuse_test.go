@@ -97,13 +97,14 @@ func TestGuaranteeNoKeyAfterADestroyThatRacesFirstUse(t *testing.T) {
 	}
 	pinned := d.pinned()
 	won, lost := 0, 0
+	delay := time.Millisecond // of the destroy; found by trying
 	for round := range rounds {
 		who := of("acme", fmt.Sprint("subject ", round))
 		blobs := make([][]byte, sealers)
 		var receipt []byte
 		together(t, sealers+1, func(i int) error {
 			if i == sealers {
-				time.Sleep(time.Duration(round%12) * 400 * time.Microsecond)
+				time.Sleep(delay)
 				done, err := clients[i].DestroyKey(t.Context(), destroyRequest("acme", who.Subject, "race "+who.Subject))
 				if err != nil {
 					return err
@@ -122,18 +123,23 @@ func TestGuaranteeNoKeyAfterADestroyThatRacesFirstUse(t *testing.T) {
 			}
 			return err
 		})
+		early := 0
 		for _, b := range blobs {
 			if b == nil {
 				lost++
 				continue
 			}
-			won++
+			won, early = won+1, early+1
 			if _, err := clients[sealers+1].Open(t.Context(), who, b); !errors.Is(err, sdk.ErrErased) {
 				t.Fatalf("round %d: a blob sealed before the destroy: %v", round, err)
 			}
 		}
-		// In clients that have never had the key, and in those that had it
-		// (their leases end at the latest when the revocation comes).
+		switch early {
+		case 0:
+			delay = min(2*delay, 200*time.Millisecond)
+		case sealers:
+			delay /= 2
+		}
 		if _, err := clients[sealers+1].Seal(t.Context(), who, []byte("late")); !errors.Is(err, sdk.ErrErased) {
 			t.Fatalf("round %d: a seal after the acknowledgement: %v", round, err)
 		}

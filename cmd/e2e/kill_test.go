@@ -71,7 +71,7 @@ func TestGuaranteeDurableAndFinalAcrossKills(t *testing.T) {
 		}
 	}
 	t.Logf("%d kills, %d acknowledged creates, %d acknowledged destroys, %d calls unanswered when the process died", cycles, sealed, destroyed, interrupted)
-	if sealed < 50*cycles || destroyed < 10*cycles || interrupted < cycles {
+	if sealed < 100*cycles || destroyed < 20*cycles || interrupted < cycles {
 		t.Error("too little happened to show anything")
 	}
 }
@@ -94,6 +94,7 @@ func (d *deployment) work(cycle, clients, workers int, end func()) (lives []*lif
 	}
 	var mu sync.Mutex
 	var dead atomic.Bool // the process is, or is about to be
+	var sealed, destroyed atomic.Int64
 	var work sync.WaitGroup
 	var broken atomic.Pointer[error]
 	for w := range workers {
@@ -116,11 +117,14 @@ func (d *deployment) work(cycle, clients, workers int, end func()) (lives []*lif
 					var done *sdk.Destruction
 					if done, err = c.DestroyKey(ctx, l.request()); err == nil {
 						l.receipt = done.Receipt
+						destroyed.Add(1)
 					}
 				} else {
 					l := &life{subject: fmt.Sprintf("subject %d %d %d", cycle, w, n), plain: random(200)}
 					mine = append(mine, l)
-					l.blob, err = c.Seal(ctx, of("acme", l.subject), l.plain)
+					if l.blob, err = c.Seal(ctx, of("acme", l.subject), l.plain); err == nil {
+						sealed.Add(1)
+					}
 				}
 				if err != nil {
 					mu.Lock()
@@ -139,7 +143,12 @@ func (d *deployment) work(cycle, clients, workers int, end func()) (lives []*lif
 			}
 		})
 	}
-	time.Sleep(200*time.Millisecond + rand.N(400*time.Millisecond))
+	enoughSealed, enoughDestroyed := 100+rand.Int64N(400), 20+rand.Int64N(60)
+	for begun := time.Now(); broken.Load() == nil && time.Since(begun) < 30*time.Second; time.Sleep(time.Millisecond) {
+		if sealed.Load() >= enoughSealed && destroyed.Load() >= enoughDestroyed {
+			break
+		}
+	}
 	dead.Store(true)
 	end()
 	cancel()

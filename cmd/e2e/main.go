@@ -20,11 +20,16 @@ const usage = `usage:
                         JSON on its standard input; the demo starts these
 `
 
+var errUsage = errors.New("no such command")
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, os.Args[1:], os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
+		if errors.Is(err, errUsage) {
+			fmt.Fprint(os.Stderr, usage)
+		}
 		stop()
 		os.Exit(1)
 	}
@@ -32,7 +37,7 @@ func main() {
 
 func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
 	if len(args) == 0 {
-		return errors.New(usage)
+		return errUsage
 	}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	bin := flags.String("bin", "bin", "directory of keyd and lethe")
@@ -45,5 +50,5 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 	case args[0] == "client" && flags.NArg() == 1:
 		return serveClient(ctx, flags.Arg(0), in, out)
 	}
-	return errors.New(usage)
+	return errUsage
 }

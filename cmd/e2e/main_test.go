@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -93,6 +94,15 @@ func deploy(t testing.TB, flags ...string) *deployment {
 			return
 		}
 		d.keyd.kill()
+		stderr, err := os.ReadFile(d.keyd.stderr)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+		for _, word := range []string{"DATA RACE", "panic", "goroutine "} {
+			if at := bytes.Index(stderr, []byte(word)); at >= 0 {
+				t.Errorf("keyd said:\n%.4000s", stderr[at:])
+			}
+		}
 		if t.Failed() {
 			t.Logf("keyd said:\n%s", d.keyd.said())
 		}
