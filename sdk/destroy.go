@@ -55,6 +55,9 @@ type Destruction struct {
 	// Already says that all of it had been destroyed before; the receipt is
 	// that of then.
 	Already bool
+	// Due, unless it is zero, is when the keys will be destroyed: until then
+	// nothing is, and it can be cancelled.
+	Due time.Time
 }
 
 // DestroyKey destroys a subject's keys for good. This client stops using its
@@ -96,7 +99,53 @@ func (c *Client) DestroyKey(ctx context.Context, r DestroyRequest) (*Destruction
 	if resp.GetDrainedBy() != nil {
 		d.DrainedBy = resp.GetDrainedBy().AsTime()
 	}
+	if resp.GetDue() != nil {
+		d.Due = resp.GetDue().AsTime()
+	}
 	return d, nil
+}
+
+// CancelRequest says which scheduled destructions to call off.
+type CancelRequest struct {
+	Tenant  string
+	Subject string
+	// DestroyRequestID is the request that scheduled it; empty: all that is
+	// scheduled for the subject.
+	DestroyRequestID string
+	// RequestID and Reason are as in a DestroyRequest.
+	RequestID string
+	Reason    string
+}
+
+// Cancellation is what CancelDestruction achieved.
+type Cancellation struct {
+	Receipt     []byte
+	LedgerIndex uint64
+}
+
+// CancelDestruction calls off what DestroyKey scheduled. It is ErrErased when
+// it comes too late, and ErrUnknown when nothing is scheduled. It is repeated as
+// DestroyKey is.
+func (c *Client) CancelDestruction(ctx context.Context, r CancelRequest) (*Cancellation, error) {
+	if err := validateIntent(r.Tenant, r.Subject, nil, r.RequestID, r.Reason); err != nil {
+		return nil, err
+	}
+	if r.DestroyRequestID != "" {
+		if err := ident.RequestID(r.DestroyRequestID); err != nil {
+			return nil, fromIdent(err)
+		}
+	}
+	req := &keydv1.CancelDestructionRequest{
+		Tenant: r.Tenant, SubjectId: []byte(r.Subject), DestroyRequestId: r.DestroyRequestID,
+		RequestId: r.RequestID, Reason: r.Reason,
+	}
+	resp, err := persist(ctx, c, func(ctx context.Context) (*keydv1.CancelDestructionResponse, error) {
+		return c.erasure.CancelDestruction(ctx, req)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Cancellation{Receipt: resp.GetReceipt(), LedgerIndex: resp.GetLedgerIndex()}, nil
 }
 
 // ReinstateRequest says whose next life to begin.

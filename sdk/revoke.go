@@ -199,6 +199,15 @@ func (c *Client) revoke(r *keydv1.Revocation) {
 		k.id = envelope.KeyID(r.GetKeyId())
 		c.registry.eachOf(idKey{k.tenant, k.id}, func(l *lease) { c.registry.drop(l, why) })
 	case 0:
+		if r.GetClassNumber() == 0 { // the whole tenant
+			c.dead.overtake()
+			c.registry.each(func(l *lease) {
+				if l.key.tenant == k.tenant {
+					c.registry.drop(l, why)
+				}
+			})
+			return
+		}
 		k.class, k.bucket = r.GetClassNumber(), r.GetBucket()
 		c.registry.each(func(l *lease) {
 			if l.key.tenant == k.tenant && uint32(l.classNumber) == k.class && l.bucket == k.bucket {

@@ -34,6 +34,10 @@ the command with that --request-id, and the same receipt comes.
 
 A subject that was reinstated is destroyed only with its --generation, so that a
 late request cannot kill a later life.
+
+With --not-before it is only scheduled: what was sealed is refused from now on,
+and destroyed then, unless 'lethe cancel' comes before. The same command again,
+with the same request id, tells what has become of it.
 ` + subjectHelp,
 		Example: `  lethe destroy --tenant acme --subject-file id.txt --reason gdpr-art17 --receipt receipt.json
   lethe destroy --tenant acme --subject 4711 --class memory --reason user-request --yes --json`,
@@ -44,6 +48,8 @@ late request cannot kill a later life.
 	d.save.add(c)
 	addClassesFlag(a, c, &d.classes, "destroy only this class")
 	c.Flags().Uint32Var(&d.generation, "generation", 1, "the generation to destroy")
+	c.Flags().Var(&d.notBefore, "not-before", "when to destroy, such as 2027-01-31T00:00:00Z; until then it can be cancelled")
+	_ = c.RegisterFlagCompletionFunc("not-before", cobra.NoFileCompletions)
 	c.Flags().BoolVar(&d.yes, "yes", false, "do not ask")
 	d.command = c
 	return c
@@ -56,6 +62,7 @@ type destroyFlags struct {
 	save       receiptFlags
 	classes    []string
 	generation uint32
+	notBefore  timeValue
 	yes        bool
 }
 
@@ -64,6 +71,7 @@ type destroyFlags struct {
 type destroyResult struct {
 	recordResult
 	AlreadyDestroyed bool          `json:"already_destroyed"`
+	Due              time.Time     `json:"due,omitzero"`
 	DrainedBy        time.Time     `json:"drained_by,omitzero"`
 	Checked          bool          `json:"checked"`
 	Stages           *stagesResult `json:"stages"`
@@ -105,7 +113,7 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 	defer cancel()
 	done, err := client.DestroyKey(call, sdk.DestroyRequest{
 		Tenant: d.subject.tenant, Subject: id, Classes: d.classes, IfGeneration: d.generation,
-		RequestID: d.request.id, Reason: d.request.reason,
+		RequestID: d.request.id, Reason: d.request.reason, NotBefore: d.notBefore.Time,
 	})
 	if err != nil {
 		return with(err, "request_id", d.request.id)
@@ -114,7 +122,7 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 
 	v := destroyResult{
 		recordResult:     d.save.result(d.request.id, done.LedgerIndex, done.Receipt),
-		AlreadyDestroyed: done.Already, DrainedBy: done.DrainedBy,
+		AlreadyDestroyed: done.Already, Due: done.Due, DrainedBy: done.DrainedBy,
 	}
 	verified, unchecked := a.check(ctx, client, done.Receipt)
 	if verified != nil {
@@ -126,6 +134,8 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 		switch {
 		case v.AlreadyDestroyed:
 			fmt.Fprintln(w, "already destroyed; the receipt is that of then")
+		case !v.Due.IsZero():
+			fmt.Fprintln(w, "scheduled, not destroyed: opens and seals are refused from now on")
 		default:
 			fmt.Fprintln(w, "destroyed")
 		}
@@ -140,7 +150,7 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 	})
 	switch {
 	case saved != nil:
-		return with(fmt.Errorf("it is destroyed, but the receipt was not saved: %w", saved), "request_id", d.request.id)
+		return with(fmt.Errorf("it is done, but the receipt was not saved: %w", saved), "request_id", d.request.id)
 	case unchecked != nil:
 		return with(unchecked, "request_id", d.request.id)
 	}

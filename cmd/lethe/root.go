@@ -117,7 +117,7 @@ key for good, and shows and verifies the evidence of that. It talks to keyd.`,
 		}
 	}
 	add("data", a.sealCommand(), a.openCommand(), a.inspectCommand())
-	add("people", a.destroyCommand(), a.subjectCommand(), a.holdCommand())
+	add("people", a.destroyCommand(), a.cancelCommand(), a.subjectCommand(), a.holdCommand())
 	add("evidence", a.receiptCommand(), a.ledgerCommand())
 	add("setup", a.tenantCommand(), a.classCommand(), a.statusCommand())
 	root.AddCommand(a.versionCommand(), exitCodesTopic())

@@ -49,6 +49,9 @@ type classResult struct {
 	BucketWidthS int64  `json:"bucket_width_s"`
 	LeaseMS      int64  `json:"lease_ms"`
 	RetentionS   *int64 `json:"retention_s"` // null: for ever
+	EndAction    string `json:"end_action,omitempty"`
+	ApprovedBy   string `json:"approved_by,omitempty"`
+	LedgerIndex  string `json:"ledger_index"` // of the newest change
 }
 
 func classResults(classes []*keydv1.Class) []classResult {
@@ -58,27 +61,40 @@ func classResults(classes []*keydv1.Class) []classResult {
 			Name: c.GetName(), Number: c.GetNumber(),
 			BucketWidthS: c.GetBucketWidth().GetSeconds(),
 			LeaseMS:      c.GetLease().AsDuration().Milliseconds(),
+			ApprovedBy:   c.GetApprovedBy(),
+			LedgerIndex:  strconv.FormatUint(c.GetLedgerIndex(), 10),
 		}
 		if c.GetRetention() != nil {
 			r.RetentionS = &c.Retention.Seconds
+			r.EndAction = endActions[c.GetEndAction()]
 		}
 		all = append(all, r)
 	}
 	return all
 }
 
+// endActions are the words for what happens at the end of a retention.
+var endActions = map[keydv1.EndAction]string{
+	keydv1.EndAction_END_ACTION_UNSPECIFIED: "destroy",
+	keydv1.EndAction_END_ACTION_DESTROY:     "destroy",
+	keydv1.EndAction_END_ACTION_DENY:        "deny",
+}
+
+func (c *classResult) retention() string {
+	if c.RetentionS == nil {
+		return "for ever"
+	}
+	return formatDuration(time.Duration(*c.RetentionS) * time.Second)
+}
+
 func writeClasses(w io.Writer, classes []classResult) {
 	rows := [][]string{{"CLASS", "NUMBER", "BUCKET", "LEASE", "RETENTION"}}
 	for _, c := range classes {
-		retention := "for ever"
-		if c.RetentionS != nil {
-			retention = formatDuration(time.Duration(*c.RetentionS) * time.Second)
-		}
 		rows = append(rows, []string{
 			c.Name, strconv.FormatUint(uint64(c.Number), 10),
 			formatDuration(time.Duration(c.BucketWidthS) * time.Second),
 			formatDuration(time.Duration(c.LeaseMS) * time.Millisecond),
-			retention,
+			c.retention(),
 		})
 	}
 	table(w, rows)
@@ -109,9 +125,9 @@ func parseClass(s string) (*keydv1.Class, error) {
 func (a *app) tenantCommand() *cobra.Command {
 	return group(&cobra.Command{
 		Use:     "tenant",
-		Short:   "Create and list tenants",
+		Short:   "Create, list and erase tenants",
 		Example: "  lethe tenant create acme\n  lethe tenant list",
-	}, a.tenantCreateCommand(), a.tenantListCommand())
+	}, a.tenantCreateCommand(), a.tenantListCommand(), a.tenantDestroyCommand())
 }
 
 func (a *app) tenantCreateCommand() *cobra.Command {
@@ -204,105 +220,6 @@ func allTenants(ctx context.Context, admin keydv1.AdminServiceClient) ([]string,
 	}
 }
 
-func (a *app) classCommand() *cobra.Command {
-	return group(&cobra.Command{
-		Use:     "class",
-		Short:   "Make, change and list a tenant's classes of data",
-		Example: "  lethe class put invoice --tenant acme --width 30d --lease 1m\n  lethe class list --tenant acme",
-	}, a.classPutCommand(), a.classListCommand())
-}
-
-func (a *app) classPutCommand() *cobra.Command {
-	var tenant, width, lease string
-	c := a.command(&cobra.Command{
-		Use:   "put NAME --tenant T [--width W] [--lease L]",
-		Short: "Make a class, or change its policy",
-		Long: `Put makes a class, or changes one. What is not given stays as it is, and for a
-new class is 30d and 1m. A new width holds from the end of the running bucket on.`,
-		Example: `  lethe class put invoice --tenant acme --width 30d --lease 1m
-  lethe class put trace --tenant acme --lease 10s`,
-		Args: exactly("NAME"),
-	}, func(ctx context.Context, args []string) error {
-		if err := ident.Tenant(tenant); err != nil {
-			return err
-		}
-		class, err := parseClass(args[0] + ":" + width + ":" + lease)
-		if err != nil {
-			return err
-		}
-		return a.admin(ctx, func(ctx context.Context, admin keydv1.AdminServiceClient) error {
-			if width == "" || lease == "" {
-				if err := keepPolicy(ctx, admin, tenant, class, width == "", lease == ""); err != nil {
-					return err
-				}
-			}
-			res, err := admin.PutClass(ctx, &keydv1.PutClassRequest{Tenant: tenant, Class: class})
-			if err != nil {
-				return err
-			}
-			put := classResults([]*keydv1.Class{res.GetClass()})
-			v := struct {
-				Tenant string      `json:"tenant"`
-				Class  classResult `json:"class"`
-			}{tenant, put[0]}
-			return a.print(v, func(w io.Writer) { writeClasses(w, put) })
-		})
-	})
-	a.addTenantFlag(c, &tenant)
-	c.Flags().StringVar(&width, "width", "", "width of a bucket, 1h to 366d")
-	c.Flags().StringVar(&lease, "lease", "", "longest lease of a key, 0s to 1h")
-	_ = c.RegisterFlagCompletionFunc("width", cobra.NoFileCompletions)
-	_ = c.RegisterFlagCompletionFunc("lease", cobra.NoFileCompletions)
-	return c
-}
-
-// keepPolicy sets what of a class's policy is to stay, if the class exists.
-func keepPolicy(ctx context.Context, admin keydv1.AdminServiceClient, tenant string, class *keydv1.Class, width, lease bool) error {
-	res, err := admin.ListClasses(ctx, &keydv1.ListClassesRequest{Tenant: tenant})
-	if err != nil {
-		return err
-	}
-	for _, c := range res.GetClasses() {
-		if c.GetName() != class.GetName() {
-			continue
-		}
-		if width {
-			class.BucketWidth = c.GetBucketWidth()
-		}
-		if lease {
-			class.Lease = c.GetLease()
-		}
-		class.Retention = c.GetRetention()
-	}
-	return nil
-}
-
-func (a *app) classListCommand() *cobra.Command {
-	var tenant string
-	c := a.command(&cobra.Command{
-		Use:     "list --tenant T",
-		Short:   "List a tenant's classes",
-		Example: "  lethe class list --tenant acme",
-	}, func(ctx context.Context, _ []string) error {
-		if err := ident.Tenant(tenant); err != nil {
-			return err
-		}
-		return a.admin(ctx, func(ctx context.Context, admin keydv1.AdminServiceClient) error {
-			res, err := admin.ListClasses(ctx, &keydv1.ListClassesRequest{Tenant: tenant})
-			if err != nil {
-				return err
-			}
-			v := struct {
-				Tenant  string        `json:"tenant"`
-				Classes []classResult `json:"classes"`
-			}{tenant, classResults(res.GetClasses())}
-			return a.print(v, func(w io.Writer) { writeClasses(w, v.Classes) })
-		})
-	})
-	a.addTenantFlag(c, &tenant)
-	return c
-}
-
 // exactly wants the arguments that it names.
 func exactly(names ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
@@ -311,4 +228,65 @@ func exactly(names ...string) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// tenantDestroyCommand erases a whole tenant.
+func (a *app) tenantDestroyCommand() *cobra.Command {
+	var r requestFlags
+	var save receiptFlags
+	var yes string
+	var c *cobra.Command
+	c = a.command(&cobra.Command{
+		Use:   "destroy NAME --reason CODE --yes-erase NAME [--receipt FILE]",
+		Short: "Erase a whole tenant, for good",
+		Long: `Destroy erases a tenant: everything that was ever sealed for any of its subjects
+never opens again. It is refused while a legal hold on the tenant, or on any of
+its subjects, binds. There is no way back, and the name is never used again.
+
+It does not ask: --yes-erase has to repeat the tenant's name.`,
+		Example: "  lethe tenant destroy acme --reason offboarding --yes-erase acme --receipt acme.json",
+		Args:    exactly("NAME"),
+	}, func(ctx context.Context, args []string) error {
+		if err := ident.Tenant(args[0]); err != nil {
+			return err
+		}
+		if yes != args[0] {
+			return usagef("--yes-erase has to repeat the tenant's name")
+		}
+		out, err := save.create(a)
+		if err != nil {
+			return err
+		}
+		defer out.discard()
+		if err := r.settle(a, c); err != nil {
+			return err
+		}
+		return a.withClient(ctx, func(ctx context.Context, client *sdk.Client) error {
+			res, err := keydv1.NewErasureServiceClient(client.Conn()).DestroyTenant(ctx, &keydv1.DestroyTenantRequest{
+				Tenant: args[0], RequestId: r.id, Reason: r.reason,
+			})
+			if err != nil {
+				return with(err, "request_id", r.id)
+			}
+			v := struct {
+				Tenant string `json:"tenant"`
+				recordResult
+				AlreadyDestroyed bool      `json:"already_destroyed"`
+				DrainedBy        time.Time `json:"drained_by"`
+			}{args[0], save.result(r.id, res.GetLedgerIndex(), res.GetReceipt()), res.GetAlreadyDestroyed(), res.GetDrainedBy().AsTime()}
+			if err := out.save(res.GetReceipt()); err != nil {
+				return fmt.Errorf("it is destroyed, but the receipt was not saved: %w", err)
+			}
+			return a.print(v, func(w io.Writer) {
+				fmt.Fprintf(w, "erased tenant %s\n", args[0])
+				v.recordResult.write(w, args[0])
+				facts(w, "drained by", instant(v.DrainedBy))
+			})
+		})
+	})
+	r.add(c)
+	save.add(c)
+	c.Flags().StringVar(&yes, "yes-erase", "", "the tenant's name, once more")
+	_ = c.RegisterFlagCompletionFunc("yes-erase", cobra.NoFileCompletions)
+	return c
 }

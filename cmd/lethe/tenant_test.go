@@ -10,6 +10,9 @@ import (
 func TestTenantsAndClasses(t *testing.T) {
 	c := newCLI(t)
 	v := c.object("", "tenant", "create", "beta", "--class", "memory:12h:10s", "--class", "trace", "--class", "log::0s")
+	for _, class := range v["classes"].([]any) {
+		delete(class.(map[string]any), "ledger_index")
+	}
 	want := "[map[bucket_width_s:43200 lease_ms:10000 name:memory number:1 retention_s:<nil>] " +
 		"map[bucket_width_s:2.592e+06 lease_ms:60000 name:trace number:2 retention_s:<nil>] " +
 		"map[bucket_width_s:2.592e+06 lease_ms:0 name:log number:3 retention_s:<nil>]]"
@@ -112,4 +115,65 @@ func TestDurations(t *testing.T) {
 			t.Errorf("%v is written as %s", d, got)
 		}
 	}
+}
+
+func TestRetentionSchedule(t *testing.T) {
+	c := newCLI(t)
+	put := func(args ...string) map[string]any {
+		t.Helper()
+		return c.object("", append([]string{"class", "put", "--tenant", "acme"}, args...)...)["class"].(map[string]any)
+	}
+	if got := put("trace", "--retention", "14d", "--approved-by", "dpo-2026-04"); got["retention_s"] != 14*86400.0 || got["end_action"] != "destroy" {
+		t.Errorf("put: %v", got)
+	}
+	// What is not given stays.
+	if got := put("trace", "--lease", "5s", "--end-action", "deny"); got["retention_s"] != 14*86400.0 || got["approved_by"] != "dpo-2026-04" || got["end_action"] != "deny" {
+		t.Errorf("put: %v", got)
+	}
+	if got := put("metadata", "--width", "1d", "--retention", "396d", "--approved-by", "dpo-2026-04"); got["end_action"] != "destroy" {
+		t.Errorf("put: %v", got)
+	}
+	out := c.ok("", "class", "schedule", "--tenant", "acme")
+	for _, want := range []string{"trace ", "14d", "opens refused, key kept", "396d", "opens refused, key destroyed", "dpo-2026-04", "for ever"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the schedule lacks %q:\n%s", want, out)
+		}
+	}
+	out = c.ok("", "class", "schedule", "--tenant", "acme", "--markdown")
+	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[0], "| CLASS |") || !strings.HasPrefix(lines[1], "|---|") || strings.Count(lines[2], "|") != strings.Count(lines[0], "|") {
+		t.Errorf("not a table:\n%s", out)
+	}
+	if got := put("trace", "--retention", "none"); got["retention_s"] != nil || got["end_action"] != nil {
+		t.Errorf("put: %v", got)
+	}
+	c.fails(exitInvalid, "", "class", "put", "--tenant", "acme", "memory", "--retention", "14d")
+	c.fails(exitInvalid, "", "class", "put", "--tenant", "acme", "memory", "--retention", "14d", "--approved-by", "dpo", "--end-action", "keep")
+}
+
+func TestScheduleAndCancel(t *testing.T) {
+	c := newCLI(t)
+	blob := c.ok("hello", "seal", "--tenant", "acme", "--subject", "ann", "--class", "memory")
+	due := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+	v := c.object("", "destroy", "--tenant", "acme", "--subject", "ann", "--reason", "test", "--yes", "--request-id", "r1", "--not-before", due)
+	if v["due"] != due {
+		t.Errorf("scheduled: %v", v)
+	}
+	c.fails(11, blob, "open", "--tenant", "acme", "--subject", "ann", "--class", "memory")
+	if v := c.object("", "cancel", "--tenant", "acme", "--subject", "ann", "--reason", "test"); v["receipt"] == "" {
+		t.Errorf("cancelled: %v", v)
+	}
+	if got := c.ok(blob, "open", "--tenant", "acme", "--subject", "ann", "--class", "memory"); got != "hello" {
+		t.Errorf("opened %q", got)
+	}
+	c.fails(14, "", "cancel", "--tenant", "acme", "--subject", "ann", "--reason", "test")
+}
+
+func TestDestroyTenant(t *testing.T) {
+	c := newCLI(t)
+	blob := c.ok("hello", "seal", "--tenant", "acme", "--subject", "ann", "--class", "memory")
+	c.fails(exitInvalid, "", "tenant", "destroy", "acme", "--reason", "test", "--yes-erase", "beta")
+	if v := c.object("", "tenant", "destroy", "acme", "--reason", "test", "--yes-erase", "acme"); v["already_destroyed"] != false {
+		t.Errorf("destroyed: %v", v)
+	}
+	c.fails(10, blob, "open", "--tenant", "acme", "--subject", "ann", "--class", "memory")
 }

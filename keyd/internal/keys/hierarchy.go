@@ -60,21 +60,24 @@ func requestMAC(requestKey []byte, tenant, requestID string) []byte {
 	return mac.Sum(nil)
 }
 
+// derivation encodes what the share and the blob key are derived for: SPEC.md,
+// Part I section 3.
+func derivation(label, tenant string, class uint32, bucket uint64, keyID []byte) string {
+	return string(envelope.Info(label, []byte(tenant),
+		binary.BigEndian.AppendUint16(nil, uint16(class)), binary.BigEndian.AppendUint64(nil, bucket), keyID))
+}
+
 // shareOf derives a bucket key's part in the blob keys of one DEK. Without the
 // DEK it is nothing.
-func shareOf(bucketKey []byte, tenant, class string, bucket uint64, keyID []byte) ([]byte, error) {
-	b := binary.BigEndian.AppendUint64(nil, bucket)
-	return hkdf.Key(sha256.New, bucketKey, nil,
-		string(envelope.Info(envelope.LabelShare, []byte(tenant), []byte(class), b, keyID)), keySize)
+func shareOf(bucketKey []byte, tenant string, class uint32, bucket uint64, keyID []byte) ([]byte, error) {
+	return hkdf.Key(sha256.New, bucketKey, nil, derivation(envelope.LabelShare, tenant, class, bucket, keyID), keySize)
 }
 
 // blobKey derives the key that a client gets from a DEK and its share of a bucket.
-func blobKey(dek, share []byte, tenant, class string, bucket uint64, keyID []byte) ([]byte, error) {
-	b := binary.BigEndian.AppendUint64(nil, bucket)
+func blobKey(dek, share []byte, tenant string, class uint32, bucket uint64, keyID []byte) ([]byte, error) {
 	both := append(append(make([]byte, 0, 2*keySize), dek...), share...)
 	defer clear(both)
-	return hkdf.Key(sha256.New, both, nil,
-		string(envelope.Info(envelope.LabelBlob, []byte(tenant), []byte(class), b, keyID)), keySize)
+	return hkdf.Key(sha256.New, both, nil, derivation(envelope.LabelBlob, tenant, class, bucket, keyID), keySize)
 }
 
 // Identities: what a wrapped key is bound to. The row's own key says epoch,

@@ -225,7 +225,7 @@ func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.Blob
 		return nil, err
 	}
 	defer clear(dek)
-	key, err := blobKey(dek, share, t.name, class.Name, uint64(start), keyID)
+	key, err := blobKey(dek, share, t.name, class.Number, uint64(start), keyID)
 	if err != nil {
 		return nil, err
 	}
@@ -254,7 +254,7 @@ func (k *Keys) share(r Reader, es epochs, q *query, class *storev1.Class, bucket
 			return nil, err
 		}
 		defer clear(bk)
-		return shareOf(bk, t.name, class.Name, start, keyID)
+		return shareOf(bk, t.name, class.Number, start, keyID)
 	}
 	share, err := readKey(r, es, t, q, func(e uint32) []byte {
 		return wrappedShareKey(e, t.id, q.handle, class.Number, start, keyID)

@@ -50,7 +50,7 @@ type newRow struct{ key, value []byte }
 // shareRow derives a subject's share of a bucket and wraps it under the open
 // epoch's KEK.
 func shareRow(w *kek, kekID id16, t *tenantKeys, handle id16, class *storev1.Class, start uint64, bucketKey, keyID []byte) (newRow, error) {
-	share, err := shareOf(bucketKey, t.name, class.Name, start, keyID)
+	share, err := shareOf(bucketKey, t.name, class.Number, start, keyID)
 	if err != nil {
 		return newRow{}, err
 	}
