@@ -153,6 +153,9 @@ func TestClose(t *testing.T) {
 			if err := c.Close(); err != nil {
 				t.Error(err)
 			}
+			if n := c.Flights(); n != 0 {
+				t.Errorf("%d calls are under way after Close", n)
+			}
 		})
 	}
 	wg.Wait()

@@ -191,12 +191,13 @@ func isLocal(target string) bool {
 func (c *Client) Conn() grpc.ClientConnInterface { return c.conn }
 
 // Close stops all background work, wipes every key, and closes the connection.
-// Operations and streams under way fail with ErrClosed. Closing again does
-// nothing.
+// Operations and streams under way fail with ErrClosed. Closing again waits
+// for the first Close, and does nothing.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
+		c.work.Wait()
 		return nil
 	}
 	c.closed = true

@@ -23,7 +23,7 @@ type Clock interface {
 // clock alone.
 func SystemClock() Clock { return system }
 
-var system = &systemClock{start: time.Now()}
+var system = newSystemClock()
 
 // systemClock spares the hot path a system call: boot time is Go's monotonic
 // clock plus an offset that only a suspend changes, and a suspend also changes
@@ -31,7 +31,10 @@ var system = &systemClock{start: time.Now()}
 // the wall clock. The offset is read again whenever that distance has moved,
 // and once a second in any case.
 type systemClock struct {
-	start  time.Time
+	// now reads the wall clock and the monotonic clock, and boot the boot-time
+	// clock; it is given mono in case there is none.
+	now    func() (wall time.Time, mono time.Duration)
+	boot   func(mono time.Duration) time.Duration
 	offset atomic.Pointer[bootOffset]
 }
 
@@ -46,9 +49,19 @@ const (
 	offsetAge       = time.Second
 )
 
+func newSystemClock() *systemClock {
+	start := time.Now()
+	return &systemClock{
+		now: func() (time.Time, time.Duration) {
+			wall := time.Now()
+			return wall, wall.Sub(start)
+		},
+		boot: bootTime,
+	}
+}
+
 func (c *systemClock) Now() (time.Time, time.Duration) {
-	wall := time.Now()
-	mono := wall.Sub(c.start)
+	wall, mono := c.now()
 	distance := time.Duration(wall.UnixNano()) - mono
 	o := c.offset.Load()
 	if o == nil || mono-o.read > offsetAge || (distance-o.distance).Abs() > offsetTolerance {
@@ -60,12 +73,11 @@ func (c *systemClock) Now() (time.Time, time.Duration) {
 func (c *systemClock) readOffset() *bootOffset {
 	o := &bootOffset{}
 	for range 10 {
-		before := time.Now()
-		boot := bootTime(before.Sub(c.start))
-		o.read = before.Sub(c.start)
-		o.distance = time.Duration(before.UnixNano()) - o.read
-		o.offset = boot - o.read
-		if time.Since(before) < offsetTolerance {
+		wall, mono := c.now()
+		boot := c.boot(mono)
+		o.read, o.distance, o.offset = mono, time.Duration(wall.UnixNano())-mono, boot-mono
+		// Reading the two clocks took no longer than the offset may be off by.
+		if _, after := c.now(); after-mono < offsetTolerance {
 			break
 		}
 	}

@@ -183,6 +183,28 @@ func TestDestroyKeyOvertakesFetch(t *testing.T) {
 	}
 }
 
+// The keys go before the request is sent, and those that were leased while it
+// was under way go with its answer.
+func TestDestroyKeyDropsBeforeAndAfter(t *testing.T) {
+	c, f, _ := start(t, sdk.WithRevocations(false))
+	blob := mustSeal(t, c, alice, "data")
+	mustOpen(t, c, alice, blob, "data")
+	f.with(func() {
+		f.onDestroy = func() {
+			if n := known(c); n != 0 {
+				t.Errorf("%d keys are kept while the request is under way", n)
+			}
+			mustOpen(t, c, alice, blob, "data")
+		}
+	})
+	if _, err := c.DestroyKey(t.Context(), destroyAlice()); err != nil {
+		t.Fatal(err)
+	}
+	if err := openErr(t, c, blob); !errors.Is(err, sdk.ErrErased) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestDescribe(t *testing.T) {
 	c, _, _ := start(t)
 	s, err := c.Describe(t.Context(), "acme", "alice")

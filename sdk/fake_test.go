@@ -54,6 +54,8 @@ type fakeKeyd struct {
 	tenants  [][]string     // of the WatchRevocations calls
 	destroys []*keydv1.DestroyKeyRequest
 	failing  []error // what the next calls of DestroyKey return
+	// onDestroy, if set, is called before a DestroyKey is carried out.
+	onDestroy func()
 	// late, if not nil, holds the streams back until it is closed.
 	late chan struct{}
 
@@ -314,7 +316,11 @@ func (f *fakeKeyd) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest
 		f.mu.Unlock()
 		return nil, err
 	}
+	onDestroy := f.onDestroy
 	f.mu.Unlock()
+	if onDestroy != nil {
+		onDestroy()
+	}
 	f.kill(string(req.SubjectId), keydv1.Outcome_OUTCOME_ERASED, true)
 	return &keydv1.DestroyKeyResponse{Receipt: []byte("receipt"), LedgerIndex: 7, DrainedBy: timestamppb.New(f.now().Add(time.Minute))}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -191,4 +192,43 @@ func TestGlanceAgreesWithTheParser(t *testing.T) {
 			t.Fatalf("glance says %+v of %+v", k, h)
 		}
 	})
+}
+
+// The system clock knows of a suspend at the first reading after it, however
+// rarely it reads the boot-time clock itself.
+func TestSystemClockSeesSuspend(t *testing.T) {
+	wall, mono, suspended := time.Unix(1_800_000_000, 0), time.Duration(0), time.Duration(0)
+	readings := 0
+	c := &systemClock{
+		now: func() (time.Time, time.Duration) { return wall, mono },
+		boot: func(time.Duration) time.Duration {
+			readings++
+			return 100*time.Hour + mono + suspended
+		},
+	}
+	run := func(d time.Duration) { wall, mono = wall.Add(d), mono+d }
+	check := func(what string) {
+		t.Helper()
+		if got, boot := c.Now(); boot != 100*time.Hour+mono+suspended || !got.Equal(wall) {
+			t.Errorf("%s: boot time %v, want %v", what, boot, 100*time.Hour+mono+suspended)
+		}
+	}
+	check("at first")
+	for range 900 {
+		run(time.Millisecond)
+		check("running")
+	}
+	if readings != 1 {
+		t.Errorf("the boot-time clock was read %d times in 0.9 s", readings)
+	}
+	suspended += 5 * time.Second
+	wall = wall.Add(5 * time.Second)
+	check("after a suspend")
+	wall = wall.Add(-time.Hour)
+	check("after a step of the wall clock")
+	run(time.Minute)
+	check("running on")
+	suspended += time.Minute // and the wall clock was set back by as much
+	run(offsetAge + 1)
+	check("a second after a suspend that a step of the wall clock hides")
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	keydv1 "lethe/proto/keyd/v1"
@@ -391,6 +392,37 @@ func TestRenewalRefused(t *testing.T) {
 				t.Errorf("got %v", got)
 			}
 		})
+	}
+}
+
+// What one tenant is refused does not keep another's keys from being renewed.
+func TestRenewalIsForOneTenant(t *testing.T) {
+	c, f, clock := start(t, sdk.WithRevocations(false))
+	other := sdk.Target{Tenant: "other", Subject: "alice", Class: "trace"}
+	blob, lost := mustSeal(t, c, alice, "data"), mustSeal(t, c, other, "data")
+	mustOpen(t, c, alice, blob, "data")
+	mustOpen(t, c, other, lost, "data")
+	mustOpen(t, c, other, lost, "data")
+	f.with(func() {
+		f.answer = func(_ context.Context, req *keydv1.GetBlobKeysRequest, resp *keydv1.GetBlobKeysResponse) (*keydv1.GetBlobKeysResponse, error) {
+			for _, q := range req.Queries {
+				if q.Tenant == "other" {
+					return nil, outcomeError(keydv1.Outcome_OUTCOME_DENIED, codes.PermissionDenied)
+				}
+			}
+			if c.Flights() != 0 {
+				t.Error("a hot key was missed")
+			}
+			return resp, nil
+		}
+	})
+	for range 100 {
+		pass(t, c, clock, time.Second, time.Second)
+		mustOpen(t, c, alice, blob, "data")
+		mustSeal(t, c, alice, "data")
+	}
+	if _, err := c.Open(t.Context(), other, lost); !errors.Is(err, sdk.ErrDenied) {
+		t.Errorf("the other tenant: %v", err)
 	}
 }
 

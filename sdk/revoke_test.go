@@ -173,6 +173,29 @@ func TestRevocationOvertakesFetch(t *testing.T) {
 	}
 }
 
+// The same for the next bucket's key, which a renewal brings.
+func TestRevocationOvertakesRenewal(t *testing.T) {
+	c, f, clock, _ := watched(t)
+	f.setLease(time.Minute)
+	carol := sdk.Target{Tenant: "acme", Subject: "carol", Class: "trace"}
+	mustSeal(t, c, carol, "data")
+	mustSeal(t, c, carol, "data") // hot
+	gate := make(chan struct{})
+	f.with(func() { f.skew, f.answer = 24*time.Hour, held(gate) })
+	asked := f.asked.Load()
+	passUntil(t, clock, time.Second, "a renewal is under way", func() bool { return f.asked.Load() > asked })
+	f.kill("carol", erased, true)
+	eventually(t, "the key is gone", func() bool { return known(c) == 2 }) // alice's two are left
+	close(gate)
+	eventually(t, "the renewal is over", c.Settled)
+	if n := known(c); n != 2 {
+		t.Errorf("%d keys are kept", n)
+	}
+	if _, err := c.Seal(t.Context(), carol, nil); !errors.Is(err, sdk.ErrErased) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func tellBucket(f *fakeKeyd, h *envelope.Header) {
 	f.with(func() {
 		f.tell(&keydv1.Revocation{Tenant: "acme", ClassNumber: uint32(h.Class), Bucket: h.Bucket, Outcome: expired})
