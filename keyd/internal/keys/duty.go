@@ -107,6 +107,8 @@ func (d *duties) run(ctx context.Context) {
 			return
 		case again && err == nil:
 			wait = 0
+		case again:
+			wait = pause // what failed does not hold up the rest
 		case err != nil:
 			wait = min(max(2*wait, pause), most)
 		default:
@@ -185,12 +187,12 @@ func (d *duties) attempt(ctx context.Context) (again bool, err error) {
 		if errors.Is(err, errNotHolder) || ctx.Err() != nil {
 			return false, err
 		}
-		if more {
-			// What else there is to do may depend on it.
-			return true, nil
-		}
-		if err != nil {
+		switch {
+		case err != nil:
 			errs = append(errs, fmt.Errorf("epoch %d: %w", e.Number, err))
+		case more:
+			// What else there is to do may depend on it.
+			return true, errors.Join(errs...)
 		}
 	}
 	more, err := d.subjects(ctx, clockErr == nil)

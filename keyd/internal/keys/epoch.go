@@ -138,7 +138,7 @@ func (k *Keys) finality(epoch *storev1.Epoch, now time.Time) (by time.Time, basi
 	if end.Before(now) { // it should have turned, and can at once
 		by = latest(by, now.Add(k.endOf()))
 	}
-	return by.Truncate(time.Millisecond), k.finalBasis()
+	return by.Truncate(time.Millisecond), k.kms.FinalBasis()
 }
 
 func latest(a, b time.Time) time.Time {
@@ -146,12 +146,4 @@ func latest(a, b time.Time) time.Time {
 		return a
 	}
 	return b
-}
-
-// finalBasis is the adapter's word for how far the destruction of a root reaches.
-func (k *Keys) finalBasis() string {
-	if b, ok := k.kms.(interface{ FinalBasis() string }); ok {
-		return b.FinalBasis()
-	}
-	return k.kms.Kind()
 }

@@ -16,6 +16,9 @@ type KMS interface {
 	Unwrap(ctx context.Context, rootID string, wrapped []byte, ec EncryptionContext) ([]byte, error)
 	// Kind names the adapter ("local", "awskms"); it is recorded in the ledger.
 	Kind() string
+	// FinalBasis is a code of at most 64 bytes of [a-z0-9._-] for how far the
+	// destruction of a root reaches; receipts state it.
+	FinalBasis() string
 	RootKeeper
 }
 

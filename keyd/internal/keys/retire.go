@@ -351,7 +351,7 @@ func (d *duties) watchRoot(ctx context.Context, all []*storev1.Epoch, e *storev1
 	}
 	return true, d.state(ctx, e.Number, e.State,
 		func(_ Reader, row *storev1.Epoch, s *receipt.Statement, now time.Time) (func(Tx, uint64) error, error) {
-			s.Kind, s.KMS, s.Root, s.FinalBasis = receipt.EpochClosed, row.KmsKind, row.RootId, k.finalBasis()
+			s.Kind, s.KMS, s.Root, s.FinalBasis = receipt.EpochClosed, row.KmsKind, row.RootId, k.kms.FinalBasis()
 			row.State, row.ClosedMs = storev1.EpochState_EPOCH_STATE_CLOSED, now.UnixMilli()
 			return nil, nil
 		})

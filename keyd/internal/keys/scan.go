@@ -45,10 +45,12 @@ func (k *Keys) verifyRetired(ctx context.Context, number uint32) error {
 		if es, err = readEpochs(r); err != nil {
 			return err
 		}
-		return r.Scan(wrappedPrefix(number), nil, func(key, _ []byte) bool {
-			err = finding("an epoch that was dropped has rows", key)
+		var left error
+		err = r.Scan(wrappedPrefix(number), nil, func(key, _ []byte) bool {
+			left = finding("an epoch that was dropped has rows", key)
 			return false
 		})
+		return errors.Join(err, left)
 	})
 	if err == nil && es.needs(number) {
 		err = fmt.Errorf("%w: verification: a retired epoch is in use", ErrDamaged)

@@ -106,10 +106,13 @@ func (r *rig) wantState(number uint32, s keydv1.EpochState) {
 }
 
 const (
-	open     = keydv1.EpochState_EPOCH_STATE_OPEN
-	drained  = keydv1.EpochState_EPOCH_STATE_DRAINED
-	retiring = keydv1.EpochState_EPOCH_STATE_RETIRING
-	closed   = keydv1.EpochState_EPOCH_STATE_CLOSED
+	preparing = keydv1.EpochState_EPOCH_STATE_PREPARING
+	abandoned = keydv1.EpochState_EPOCH_STATE_ABANDONED
+	draining  = keydv1.EpochState_EPOCH_STATE_DRAINING
+	open      = keydv1.EpochState_EPOCH_STATE_OPEN
+	drained   = keydv1.EpochState_EPOCH_STATE_DRAINED
+	retiring  = keydv1.EpochState_EPOCH_STATE_RETIRING
+	closed    = keydv1.EpochState_EPOCH_STATE_CLOSED
 )
 
 // turn turns the open epoch, until its rows are dropped.

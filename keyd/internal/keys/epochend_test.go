@@ -1,0 +1,851 @@
+package keys_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"lethe/keyd/internal/keys"
+	storev1 "lethe/proto/keyd/store/v1"
+	keydv1 "lethe/proto/keyd/v1"
+)
+
+// refusals answers calls of a KMS with an error for as long as it is set.
+type refusals struct {
+	keys.KMS
+	mu   sync.Mutex
+	errs map[string]error // by operation
+	hang map[string]bool
+	seen map[string]int
+}
+
+func newRefusals(kms keys.KMS) *refusals {
+	return &refusals{KMS: kms, errs: make(map[string]error), hang: make(map[string]bool), seen: make(map[string]int)}
+}
+
+func (f *refusals) set(op string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.errs[op] = err
+}
+
+func (f *refusals) clear() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.errs)
+	clear(f.hang)
+}
+
+func (f *refusals) count(op string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.seen[op]
+}
+
+func (f *refusals) check(ctx context.Context, op string) error {
+	f.mu.Lock()
+	f.seen[op]++
+	err, hang := f.errs[op], f.hang[op]
+	f.mu.Unlock()
+	if hang {
+		<-ctx.Done()
+		return fmt.Errorf("%w: %w", keys.ErrKMSUnavailable, ctx.Err())
+	}
+	return err
+}
+
+func (f *refusals) Wrap(ctx context.Context, root string, key []byte, ec keys.EncryptionContext) ([]byte, error) {
+	if err := f.check(ctx, "wrap"); err != nil {
+		return nil, err
+	}
+	return f.KMS.Wrap(ctx, root, key, ec)
+}
+
+func (f *refusals) Unwrap(ctx context.Context, root string, b []byte, ec keys.EncryptionContext) ([]byte, error) {
+	if err := f.check(ctx, "unwrap"); err != nil {
+		return nil, err
+	}
+	return f.KMS.Unwrap(ctx, root, b, ec)
+}
+
+func (f *refusals) Create(ctx context.Context, epoch uint32) (string, error) {
+	if err := f.check(ctx, "create"); err != nil {
+		return "", err
+	}
+	return f.KMS.Create(ctx, epoch)
+}
+
+func (f *refusals) Disable(ctx context.Context, root string) error {
+	if err := f.check(ctx, "disable"); err != nil {
+		return err
+	}
+	return f.KMS.Disable(ctx, root)
+}
+
+func (f *refusals) ScheduleDestruction(ctx context.Context, root string) (time.Time, error) {
+	if err := f.check(ctx, "schedule"); err != nil {
+		return time.Time{}, err
+	}
+	return f.KMS.ScheduleDestruction(ctx, root)
+}
+
+func (f *refusals) Describe(ctx context.Context, root string) (keys.Root, error) {
+	if err := f.check(ctx, "describe"); err != nil {
+		return keys.Root{}, err
+	}
+	return f.KMS.Describe(ctx, root)
+}
+
+// Whatever the KMS refuses, at whatever state, is evidence of nothing: the turn
+// waits, keyd serves and says so, and goes on when the KMS is back.
+func TestKMSRefusesDuringATurn(t *testing.T) {
+	for _, cause := range []error{keys.ErrKMSUnavailable, keys.ErrKMSDenied, keys.ErrRootNotUsable, keys.ErrRootUnknown} {
+		t.Run(cause.Error(), func(t *testing.T) {
+			r, _, kms := newMemoryRig(t)
+			f := newRefusals(kms.KMS)
+			kms.KMS = f
+			p := r.populate(4)
+			p.destroy("person-0")
+			if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+			// Each state, and the calls that it needs.
+			for _, s := range []struct {
+				ops  []string
+				from func() keydv1.EpochState
+				want keydv1.EpochState
+				to   func()
+			}{
+				{[]string{"create"}, func() keydv1.EpochState { return r.epoch(1).State }, open, func() { r.stepTo(2, preparing) }},
+				{[]string{"wrap", "unwrap"}, func() keydv1.EpochState { return r.epoch(2).State }, preparing, func() { r.stepTo(2, open) }},
+				{[]string{"unwrap"}, func() keydv1.EpochState { return r.epoch(1).State }, draining, func() { r.stepTo(1, drained) }},
+				{[]string{"disable"}, func() keydv1.EpochState { return r.epoch(1).State }, drained, func() { r.work(); r.clock.Advance(3 * time.Hour) }},
+				{[]string{"schedule", "describe", "unwrap"}, func() keydv1.EpochState { return r.epoch(1).State }, drained, func() { r.stepTo(1, retiring) }},
+				{[]string{"describe"}, func() keydv1.EpochState { return r.epoch(1).State }, retiring, func() {}},
+			} {
+				for _, op := range s.ops {
+					f.set(op, cause)
+					for range 5 {
+						again, err := r.StepDuties(t.Context())
+						if err != nil || !again {
+							break
+						}
+					}
+					r.clock.Advance(2 * time.Minute) // later than the next question
+					_, err := r.StepDuties(t.Context())
+					if err == nil {
+						t.Errorf("%v, %s refused: nothing is said", s.want, op)
+					}
+					if got := s.from(); got != s.want {
+						t.Fatalf("%s refused: the epoch went from %v to %v", op, s.want, got)
+					}
+					for _, c := range r.Status(t.Context()).Components {
+						if c.Name == "epochs" && c.Healthy {
+							t.Errorf("%v, %s refused: health says nothing", s.want, op)
+						}
+					}
+					p.check()
+					f.clear()
+				}
+				s.to()
+			}
+			r.clock.Advance(2 * time.Hour)
+			f.set("describe", cause)
+			_, _ = r.StepDuties(t.Context())
+			r.wantState(1, retiring)
+			f.clear()
+			r.clock.Advance(2 * time.Minute)
+			r.work()
+			r.wantState(1, closed)
+			p.check()
+		})
+	}
+}
+
+// A KMS that accepts calls and does not answer holds up the turn, and nobody.
+func TestKMSHangsDuringATurn(t *testing.T) {
+	r, _, kms := newMemoryRig(t)
+	f := newRefusals(kms.KMS)
+	kms.KMS = f
+	p := r.populate(3)
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, op := range []string{"create", "wrap", "unwrap", "disable"} {
+		f.mu.Lock()
+		f.hang[op] = true
+		f.mu.Unlock()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		before := f.count(op)
+		go func() {
+			var err error
+			for range 20 {
+				var again bool
+				if again, err = r.StepDuties(ctx); err != nil || !again {
+					break
+				}
+			}
+			done <- err
+		}()
+		for f.count(op) == before {
+			time.Sleep(time.Millisecond)
+		}
+		p.check()
+		p.destroy(fmt.Sprintf("person-%d", len(p.dead)))
+		p.keys["late-"+op] = r.seal("late-"+op, "trace")
+		cancel()
+		if err := <-done; err == nil {
+			t.Errorf("%s hangs: the step did not fail", op)
+		}
+		f.clear()
+		if len(p.keys) < 3 {
+			t.Fatal("nobody is left")
+		}
+		if len(p.dead) == 3 {
+			break
+		}
+	}
+	r.work()
+	r.closeEpoch(1)
+	p.check()
+}
+
+// A root's destruction that is called off in the KMS itself is noticed, stated
+// and not worked against; the receipt takes back what it promised.
+func TestRootIsKept(t *testing.T) {
+	for _, how := range []string{"in the KMS", "through keyd", "before it was scheduled"} {
+		t.Run(how, func(t *testing.T) {
+			r, _, _ := newMemoryRig(t)
+			p := r.populate(3)
+			p.destroy("person-0")
+			r.turn()
+			root := r.epoch(1).RootId
+			scheduled := how != "before it was scheduled"
+			if scheduled {
+				r.advance(3 * time.Hour)
+				r.work()
+				r.wantState(1, retiring)
+			}
+			if how == "in the KMS" {
+				if err := r.kms.Cancel(t.Context(), root); err != nil {
+					t.Fatal(err)
+				}
+			} else if err := r.CancelRetirement(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+			r.clock.Advance(2 * time.Minute)
+			r.work()
+			for range 30 {
+				r.advance(12 * time.Hour)
+				r.work()
+			}
+			r.wantState(1, drained)
+			if d, err := r.kms.Describe(t.Context(), root); err != nil || d.State != keys.RootEnabled {
+				t.Errorf("the root is %v, %v", d.State, err)
+			}
+			_, v := r.getReceipt("destroy-person-0")
+			if st := v.Stages(); !st.Final.IsZero() || !st.RootKept.IsZero() != scheduled {
+				t.Errorf("stages %+v", st)
+			}
+			if e := r.epoch(1); !e.Kept || !e.Late {
+				t.Errorf("kept %v, late %v", e.Kept, e.Late)
+			}
+			for _, c := range r.Status(t.Context()).Components {
+				if c.Name == "epochs" && (c.Healthy || !strings.Contains(c.Detail, "root of epoch 1 is kept")) {
+					t.Errorf("health: %v", c)
+				}
+			}
+			if g, err := r.EpochGauges(t.Context()); err != nil || g.Late == 0 {
+				t.Errorf("gauges: %+v, %v", g, err)
+			}
+			if err := r.ResumeRetirement(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+			r.work()
+			r.advance(3 * time.Hour)
+			r.work()
+			r.wantState(1, retiring)
+			_, v = r.getReceipt("destroy-person-0")
+			if st := v.Stages(); !st.RootKept.IsZero() || st.RootDue.IsZero() != !scheduled {
+				t.Errorf("scheduled again: stages %+v", st)
+			}
+			r.advance(2 * time.Hour)
+			r.work()
+			r.wantState(1, closed)
+			_, v = r.getReceipt("destroy-person-0")
+			if st := v.Stages(); st.Final.IsZero() || !st.RootKept.IsZero() {
+				t.Errorf("in the end: stages %+v", st)
+			}
+			err := r.CancelRetirement(t.Context(), 1)
+			r.want("keeping a root that is destroyed", err, isConflict)
+		})
+	}
+}
+
+// A root that is scheduled at the moment when it is kept is called off.
+func TestKeptWhileItIsScheduled(t *testing.T) {
+	r, _, kms := newMemoryRig(t)
+	p := r.populate(2)
+	r.turn()
+	r.advance(2*time.Hour - time.Minute)
+	r.wantState(1, drained)
+	var h hooks
+	kms.fault = h.fault
+	h.once("schedule", func() {
+		kms.fault = func(string) fault { return none }
+		if err := r.CancelRetirement(t.Context(), 1); err != nil {
+			t.Error(err)
+		}
+	})
+	for range 20 {
+		r.clock.Advance(10 * time.Minute)
+		_, _ = r.StepDuties(t.Context())
+	}
+	r.wantState(1, drained)
+	if d, err := r.kms.Describe(t.Context(), r.epoch(1).RootId); err != nil || d.State != keys.RootEnabled {
+		t.Errorf("the root is %v, %v", d.State, err)
+	}
+	p.check()
+}
+
+// Epochs close in the order of their numbers: a key that was carried over has
+// copies under the older root.
+func TestEpochsCloseInOrder(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	p := r.populate(3)
+	before := store.copyRows()
+	r.turn()
+	p.destroy("person-0") // in epoch 2, with a copy under root 1
+	r.advance(3 * time.Hour)
+	r.work()
+	r.wantState(1, retiring)
+	if err := r.kms.Cancel(t.Context(), r.epoch(1).RootId); err != nil { // and nobody has looked yet
+		t.Fatal(err)
+	}
+	r.turn()
+	for range 6 {
+		r.advance(2 * time.Hour)
+		r.work()
+	}
+	r.wantState(2, retiring)
+	if d, err := r.kms.Describe(t.Context(), r.epoch(2).RootId); err != nil || d.State != keys.RootDestroyed {
+		t.Fatalf("root 2 is %v, %v", d.State, err)
+	}
+	if got := fmt.Sprint(p.opensAny(before, p.dead)); got != "[person-0]" {
+		t.Fatalf("the backup opens %s: the test has no point", got)
+	}
+	_, v := r.getReceipt("destroy-person-0")
+	if st := v.Stages(); !st.Final.IsZero() {
+		t.Errorf("final although the root of a copy lives: %+v", st)
+	}
+	if err := r.ResumeRetirement(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	for range 6 {
+		r.advance(2 * time.Hour)
+		r.work()
+	}
+	r.wantState(1, closed)
+	r.wantState(2, closed)
+	_, v = r.getReceipt("destroy-person-0")
+	if st := v.Stages(); st.Final.IsZero() {
+		t.Errorf("stages %+v", st)
+	}
+	if got := p.opensAny(before, p.dead); len(got) != 0 {
+		t.Errorf("the backup opens %q", got)
+	}
+}
+
+// A root that is called destroyed without having been seen pending, before its
+// time, or while the KMS answers for no other root, closes nothing.
+func TestClosingNeedsEvidence(t *testing.T) {
+	r, _, kms := newMemoryRig(t)
+	r.populate(2)
+	r.turn()
+	root := r.epoch(1).RootId
+	lies := &liar{KMS: kms.KMS, root: root}
+	kms.KMS = lies
+	r.clock.Advance(3 * time.Hour)
+
+	// It says destroyed, and no date.
+	lies.say(&keys.Root{ID: root, State: keys.RootDestroyed})
+	if _, err := r.StepDuties(t.Context()); err == nil {
+		t.Error("destroyed, never pending: nothing is said")
+	}
+	r.wantState(1, drained)
+	lies.say(nil)
+	r.clock.Advance(2 * time.Minute)
+	r.work()
+	r.wantState(1, retiring)
+
+	// Before its time.
+	r.clock.Advance(2 * time.Minute)
+	lies.say(&keys.Root{ID: root, State: keys.RootDestroyed, DestroyAt: r.epoch(1).Due.AsTime()})
+	if _, err := r.StepDuties(t.Context()); err == nil {
+		t.Error("destroyed before its time: nothing is said")
+	}
+	r.wantState(1, retiring)
+	lies.say(nil)
+
+	// The open epoch's root is not answered for.
+	r.clock.Advance(2 * time.Hour)
+	lies.others = keys.ErrKMSDenied
+	if _, err := r.StepDuties(t.Context()); !errors.Is(err, keys.ErrKMSDenied) {
+		t.Errorf("no witness: %v", err)
+	}
+	r.wantState(1, retiring)
+	lies.others = nil
+	r.clock.Advance(2 * time.Minute)
+	r.work()
+	r.wantState(1, closed)
+}
+
+// liar describes one root as it is told to.
+type liar struct {
+	keys.KMS
+	root   string
+	mu     sync.Mutex
+	told   *keys.Root
+	others error
+}
+
+func (l *liar) say(d *keys.Root) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.told = d
+}
+
+func (l *liar) Describe(ctx context.Context, root string) (keys.Root, error) {
+	l.mu.Lock()
+	told := l.told
+	l.mu.Unlock()
+	if root != l.root && l.others != nil {
+		return keys.Root{}, l.others
+	}
+	if root == l.root && told != nil {
+		return *told, nil
+	}
+	return l.KMS.Describe(ctx, root)
+}
+
+// While another keyd lives that has not seen the open epoch, nothing is
+// dropped; one that is gone is not waited for.
+func TestWaitsForOtherKeyds(t *testing.T) {
+	r, _, _ := newMemoryRig(t)
+	p := r.populate(3)
+	if err := r.TakeDuties(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	other := r.another()
+	k := p.keys["person-0"]
+	q := []*keydv1.BlobKeyQuery{openQuery("acme", "person-0", "trace", k)}
+	if _, err := other.BlobKeys(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	r.turn()
+	r.wantState(1, draining)
+	if e := r.epoch(1); !strings.Contains(e.WaitingFor, "1 other keyds") {
+		t.Errorf("waits for %q", e.WaitingFor)
+	}
+	if other.HeldKEKs(1) == 0 {
+		t.Fatal("the other keyd holds no KEK: the test has no point")
+	}
+	if err := other.Beat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.work()
+	r.wantState(1, drained)
+	if other.HeldKEKs(1) == 0 {
+		t.Fatal("the other keyd has dropped its KEKs already")
+	}
+	if d, err := r.kms.Describe(t.Context(), r.epoch(1).RootId); err != nil || d.State != keys.RootEnabled {
+		t.Errorf("the root is %v (%v) while a keyd holds its KEKs", d.State, err)
+	}
+	if err := other.Beat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := other.HeldKEKs(1); n != 0 {
+		t.Errorf("it holds %d KEKs of the drained epoch", n)
+	}
+	if res, err := other.BlobKeys(t.Context(), q); err != nil || res[0].Err != nil || !bytes.Equal(res[0].Key.Key, k.Key) {
+		t.Errorf("the other keyd does not serve: %v", err)
+	}
+	r.work()
+	if d, err := r.kms.Describe(t.Context(), r.epoch(1).RootId); err != nil || d.State != keys.RootDisabled {
+		t.Errorf("the root is %v, %v", d.State, err)
+	}
+	// It dies without a word.
+	r.turn()
+	r.wantState(2, draining)
+	r.clock.Advance(keys.BeatLapse + time.Second)
+	r.work()
+	r.wantState(2, drained)
+}
+
+// A keyd that cannot write its heartbeat issues no keys, although it can read.
+func TestCutOffKeydGoesQuiet(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	k := r.seal("ann", "trace")
+	store.fault = func(string) fault { return lost }
+	r.clock.Advance(keys.BeatLimit - time.Second)
+	if _, err := r.ask(openQuery("acme", "ann", "trace", k)); err != nil {
+		t.Errorf("within the limit: %v", err)
+	}
+	r.clock.Advance(2 * time.Second)
+	_, err := r.BlobKeys(t.Context(), []*keydv1.BlobKeyQuery{openQuery("acme", "ann", "trace", k)})
+	r.want("beyond the limit", err, isUnavail)
+	store.fault = nil
+	if _, err := r.ask(openQuery("acme", "ann", "trace", k)); err != nil {
+		t.Errorf("when the store is back: %v", err)
+	}
+}
+
+// KEKs go when their root is described as one that cannot be used, and only
+// then; a fetch that was under way does not bring them back.
+func TestKEKsGoWithTheirRoot(t *testing.T) {
+	r, _, kms := newMemoryRig(t)
+	f := newRefusals(kms.KMS)
+	kms.KMS = f
+	k := r.seal("ann", "trace")
+	ask := func() error {
+		_, err := r.ask(openQuery("acme", "ann", "trace", k))
+		return err
+	}
+	renew := func() {
+		r.clock.Advance(8 * time.Minute)
+		before := f.count("unwrap")
+		for range 100 {
+			_ = ask()
+			if f.count("unwrap") > before {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	f.set("unwrap", keys.ErrKMSDenied)
+	f.set("describe", keys.ErrKMSDenied)
+	renew()
+	if err := ask(); err != nil {
+		t.Errorf("a refusal took the KEKs: %v", err)
+	}
+	f.clear()
+	r.clock.Advance(8 * time.Minute)
+	if err := ask(); err != nil { // anew
+		t.Fatal(err)
+	}
+	root := r.epoch(1).RootId
+	if err := r.kms.Disable(t.Context(), root); err != nil {
+		t.Fatal(err)
+	}
+	renew()
+	for range 1000 { // the renewal goes beside the calls
+		if r.HeldKEKs(1) == 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if n := r.HeldKEKs(1); n != 0 {
+		t.Fatalf("%d KEKs of a disabled root are held", n)
+	}
+	r.want("after the root was disabled", ask(), isUnavail)
+	if err := r.kms.Cancel(t.Context(), root); err != nil {
+		t.Fatal(err)
+	}
+	if err := ask(); err != nil {
+		t.Errorf("enabled again: %v", err)
+	}
+}
+
+// A damaged row is reported and keeps the epoch from draining; repaired, it is
+// carried over.
+func TestDamagedRowKeepsTheEpoch(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	p := r.populate(6)
+	var victim string
+	for k := range r.rows("w\x00\x00\x00\x01D") {
+		victim = k
+	}
+	good := store.copyRows()[victim]
+	var w storev1.Wrapped
+	if err := proto.Unmarshal(good, &w); err != nil {
+		t.Fatal(err)
+	}
+	w.Ciphertext[20] ^= 1
+	bad, err := proto.Marshal(&w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.put(victim, bad)
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	var problem error
+	for range 20 {
+		if _, problem = r.StepDuties(t.Context()); problem != nil {
+			break
+		}
+	}
+	if !errors.Is(problem, keys.ErrDamaged) {
+		t.Fatalf("the damage is not reported: %v", problem)
+	}
+	if e := r.epoch(1); e.State != draining || e.RowsDamaged != 1 || e.RowsRewrapped == 0 {
+		t.Errorf("epoch: %v", e)
+	}
+	for range 5 {
+		r.clock.Advance(time.Hour)
+		_, _ = r.StepDuties(t.Context())
+	}
+	r.wantState(1, draining)
+	r.put(victim, good)
+	for range 20 {
+		r.clock.Advance(time.Hour)
+		_, _ = r.StepDuties(t.Context())
+	}
+	r.work()
+	if s := r.epoch(1).State; s == draining {
+		t.Fatal("repaired, and it still drains")
+	}
+	p.check()
+}
+
+// The verification before an epoch is called drained sees what rewrapping
+// could not know of.
+func TestVerificationFinds(t *testing.T) {
+	for name, plant := range map[string]func(r *rig, p *people, carried func(id []byte) string){
+		"a successor that is missing": func(r *rig, p *people, carried func([]byte) string) {
+			r.remove(carried(p.keys["person-1"].KeyId))
+		},
+		"a successor that does not open": func(r *rig, p *people, carried func([]byte) string) {
+			r.put(carried(p.keys["person-1"].KeyId), r.rows(carried(p.keys["person-2"].KeyId))[carried(p.keys["person-2"].KeyId)])
+		},
+		"a key of somebody who is destroyed": func(r *rig, p *people, carried func([]byte) string) {
+			key := carried(p.keys["person-1"].KeyId)
+			row := r.rows(key)[key]
+			p.destroy("person-1")
+			r.put(key, row)
+		},
+		"a pseudonym key that is missing": func(r *rig, _ *people, _ func([]byte) string) {
+			for k := range r.rows("w\x00\x00\x00\x02P") {
+				r.remove(k)
+			}
+		},
+		"a bucket key that is missing": func(r *rig, _ *people, _ func([]byte) string) {
+			for k := range r.rows("w\x00\x00\x00\x02B") {
+				r.remove(k)
+			}
+		},
+		"a secret of keyd's own that is missing": func(r *rig, _ *people, _ func([]byte) string) {
+			for k := range r.rows("w\x00\x00\x00\x02S") {
+				r.remove(k)
+				break
+			}
+		},
+		"a key whose both rows are missing": func(r *rig, p *people, carried func([]byte) string) {
+			key := carried(p.keys["person-1"].KeyId)
+			r.remove(key)
+			r.remove(key[:4] + "\x01" + key[5:])
+		},
+		"a tenant's KEK that is missing": func(r *rig, _ *people, _ func([]byte) string) {
+			for k := range r.rows("w\x00\x00\x00\x02K") {
+				r.remove(k)
+				break
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, _, _ := newMemoryRig(t)
+			p := r.populate(4)
+			if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+			r.stepTo(1, draining)
+			if _, err := r.StepDuties(t.Context()); err != nil { // rewraps
+				t.Fatal(err)
+			}
+			r.wantState(1, draining)
+			plant(r, p, func(id []byte) string {
+				for k := range r.rows("w\x00\x00\x00\x02D") {
+					if strings.HasSuffix(k, string(id)) {
+						return k
+					}
+				}
+				t.Fatal("no such row")
+				return ""
+			})
+			_, err := r.StepDuties(t.Context())
+			if !errors.Is(err, keys.ErrDamaged) {
+				t.Errorf("not found: %v", err)
+			}
+			r.wantState(1, draining)
+		})
+	}
+}
+
+func (r *rig) remove(key string) {
+	r.t.Helper()
+	if err := r.store.Update(context.Background(), func(tx keys.Tx) error { return tx.Delete([]byte(key)) }); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// The second verification, after the soak, keeps the root alive when something
+// is wrong.
+func TestSecondVerification(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	r.populate(3)
+	rows := store.copyRows()
+	r.turn()
+	for k, v := range rows {
+		if strings.HasPrefix(k, "w\x00\x00\x00\x01D") {
+			r.put(k, v) // somebody has put it back
+			break
+		}
+	}
+	r.clock.Advance(3 * time.Hour)
+	if _, err := r.StepDuties(t.Context()); !errors.Is(err, keys.ErrDamaged) {
+		t.Errorf("not found: %v", err)
+	}
+	r.wantState(1, drained)
+	if d, err := r.kms.Describe(t.Context(), r.epoch(1).RootId); err != nil || d.State != keys.RootDisabled {
+		t.Errorf("the root is %v, %v", d.State, err)
+	}
+}
+
+// What the clock triggers stops when the clock has jumped, until an operator
+// says that it is right.
+func TestClockJumps(t *testing.T) {
+	r, _, _ := newMemoryRig(t)
+	r.populate(2)
+	r.work()
+	r.clock.Advance(8 * 24 * time.Hour) // beyond the planned end
+	for range 3 {
+		if _, err := r.StepDuties(t.Context()); !errors.Is(err, keys.ErrClock) {
+			t.Fatalf("a jump: %v", err)
+		}
+	}
+	r.wantState(1, open)
+	r.seal("ann", "trace")
+	r.destroy("ann", "r1") // the ledger's time is that of the jump now
+	if _, err := r.StepDuties(t.Context()); !errors.Is(err, keys.ErrClock) {
+		t.Errorf("traffic made the jump believed: %v", err)
+	}
+	if _, err := r.ConfirmClock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.work()
+	r.wantState(1, drained)
+	// The end of the soak, and the date of the root's destruction.
+	r.clock.Advance(30 * time.Hour)
+	if _, err := r.StepDuties(t.Context()); !errors.Is(err, keys.ErrClock) {
+		t.Errorf("a jump over the soak: %v", err)
+	}
+	r.wantState(1, drained)
+	if _, err := r.ConfirmClock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.work()
+	r.wantState(1, retiring)
+	r.clock.Advance(-48 * time.Hour)
+	if _, err := r.StepDuties(t.Context()); !errors.Is(err, keys.ErrClock) {
+		t.Errorf("a jump back: %v", err)
+	}
+	r.clock.Advance(48*time.Hour + 2*time.Hour)
+	r.work()
+	r.wantState(1, closed)
+}
+
+// An epoch turns by itself when its time is over.
+func TestTurnsOnSchedule(t *testing.T) {
+	r, _, _ := newMemoryRig(t)
+	p := r.populate(3)
+	p.destroy("person-0")
+	r.advance(7*24*time.Hour - 13*time.Hour)
+	r.work()
+	r.wantState(1, open)
+	r.advance(13 * time.Hour)
+	r.work()
+	r.wantState(1, drained)
+	_, v := r.getReceipt("destroy-person-0")
+	finalBy := v.Stages().FinalBy
+	r.closeEpoch(1)
+	if now := r.clock.Now(); now.After(finalBy) {
+		t.Errorf("closed at %v, promised by %v", now, finalBy)
+	}
+	p.check()
+}
+
+// An epoch whose root is lost before it opens is given up, and the turn begins
+// anew.
+func TestRootLostBeforeItOpens(t *testing.T) {
+	r, _, _ := newMemoryRig(t)
+	p := r.populate(3)
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	r.stepTo(2, preparing)
+	if _, err := r.kms.ScheduleDestruction(t.Context(), r.epoch(2).RootId); err != nil {
+		t.Fatal(err)
+	}
+	r.work()
+	r.wantState(2, abandoned)
+	r.wantState(3, open)
+	r.wantState(1, drained)
+	r.closeEpoch(1)
+	if n := len(r.rows("w\x00\x00\x00\x02")); n != 0 {
+		t.Errorf("%d rows of the epoch that was given up", n)
+	}
+	p.check()
+	r.turn()
+	r.closeEpoch(3)
+	p.check()
+}
+
+// A tenant that is made while the next epoch is prepared, or while it opens,
+// has its KEKs.
+func TestTenantsMadeDuringATurn(t *testing.T) {
+	r, store, kms := newMemoryRig(t)
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	create := func(name string) {
+		t.Helper()
+		if _, err := r.CreateTenant(t.Context(), name, nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	var h hooks
+	kms.fault = h.fault
+	// It has asked the KMS for its KEK when the epoch is prepared, and opens.
+	h.once("wrap", func() { r.stepTo(2, preparing) })
+	create("before")
+	create("while-prepared")
+	h.once("wrap", func() { r.stepTo(2, open) })
+	create("while-it-opens")
+	create("after")
+	store.fault = nil
+	r.work()
+	r.closeEpoch(1)
+	for _, tenant := range []string{"before", "while-prepared", "while-it-opens", "after"} {
+		if _, err := r.ask(sealQuery(tenant, "ann", "trace")); err != nil {
+			t.Errorf("%s: %v", tenant, err)
+		}
+	}
+}
+
+// A store that takes small transactions only gets them.
+func TestRewrapHalvesItsBatches(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	p := r.populate(100)
+	store.large = 40
+	r.turn()
+	r.wantState(1, drained)
+	p.check()
+}
