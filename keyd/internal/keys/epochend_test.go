@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"lethe/keyd/anchor/anchortest"
 	"lethe/keyd/internal/keys"
 	storev1 "lethe/proto/keyd/store/v1"
 	keydv1 "lethe/proto/keyd/v1"
@@ -848,4 +850,146 @@ func TestRewrapHalvesItsBatches(t *testing.T) {
 	r.turn()
 	r.wantState(1, drained)
 	p.check()
+}
+
+// Nothing that cannot be undone is done before the anchor covers what led to it.
+func TestAnchorBeforeTheIrreversible(t *testing.T) {
+	r, _, _ := newMemoryRig(t)
+	r.populate(2)
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	r.stepTo(1, draining)
+	var down atomic.Bool
+	r.anchor.Inject = func(context.Context, string) anchortest.Fault {
+		if down.Load() {
+			return anchortest.Lost
+		}
+		return anchortest.None
+	}
+	settle := func() {
+		for range 5 {
+			_, _ = r.StepDuties(t.Context())
+		}
+	}
+	down.Store(true)
+	settle()
+	r.wantState(1, drained)
+	if len(r.rows("w\x00\x00\x00\x01D")) == 0 {
+		t.Error("rows were dropped while the anchor was down")
+	}
+	down.Store(false)
+	r.anchored()
+	if _, err := r.StepDuties(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r.epoch(1).Sanitised == nil {
+		t.Fatal("not dropped when the anchor is back")
+	}
+	r.work()
+	r.clock.Advance(3 * time.Hour)
+	// Something is logged that the anchor does not get.
+	down.Store(true)
+	if _, err := r.DestroyKey(t.Context(), destroyRequest("person-0", "r0")); err == nil {
+		t.Fatal("acknowledged without the anchor")
+	}
+	settle()
+	r.wantState(1, drained)
+	if d, err := r.kms.Describe(t.Context(), r.epoch(1).RootId); err != nil || d.State != keys.RootDisabled {
+		t.Errorf("the root is %v (%v) while the anchor is down", d.State, err)
+	}
+	down.Store(false)
+	r.anchored()
+	r.work()
+	r.wantState(1, retiring)
+}
+
+// anchored waits until the anchor covers the ledger.
+func (r *rig) anchored() {
+	r.t.Helper()
+	for range 2000 {
+		if r.AnchoredSize() == r.LedgerSize() {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	r.t.Fatal("the anchor does not follow")
+}
+
+// A KEK that was being fetched when its root was found disabled is not kept.
+func TestNoKEKReturnsFromAFetchUnderWay(t *testing.T) {
+	r, _, kms := newMemoryRig(t)
+	k := r.seal("ann", "trace")
+	late := &lateUnwrap{KMS: kms.KMS}
+	kms.KMS = late
+	r.clock.Advance(20 * time.Minute) // the lease of the KEKs is over
+	late.hold()
+	answer := make(chan error)
+	go func() {
+		_, err := r.ask(openQuery("acme", "ann", "trace", k))
+		answer <- err
+	}()
+	<-late.holding // the KMS has unwrapped it, and the answer is on its way
+	if err := r.kms.Disable(t.Context(), r.epoch(1).RootId); err != nil {
+		t.Fatal(err)
+	}
+	// Meanwhile another tenant's fetch finds that out.
+	r.DropKEKs(1)
+	close(late.release)
+	if err := <-answer; err == nil {
+		t.Error("the key was given out")
+	}
+	if n := r.HeldKEKs(1); n != 0 {
+		t.Errorf("%d KEKs are held", n)
+	}
+}
+
+// lateUnwrap holds back the answer of one Unwrap.
+type lateUnwrap struct {
+	keys.KMS
+	mu      sync.Mutex
+	held    bool
+	holding chan struct{}
+	release chan struct{}
+}
+
+func (l *lateUnwrap) hold() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held, l.holding, l.release = true, make(chan struct{}), make(chan struct{})
+}
+
+func (l *lateUnwrap) Unwrap(ctx context.Context, root string, b []byte, ec keys.EncryptionContext) ([]byte, error) {
+	key, err := l.KMS.Unwrap(ctx, root, b, ec)
+	l.mu.Lock()
+	held := l.held
+	l.held = false
+	l.mu.Unlock()
+	if held {
+		close(l.holding)
+		<-l.release
+	}
+	return key, err
+}
+
+// Several cold calls for one tenant ask the KMS once.
+func TestColdCallsShareOneUnwrap(t *testing.T) {
+	r, _, kms := newMemoryRig(t)
+	f := newRefusals(kms.KMS)
+	kms.KMS = f
+	k := r.seal("ann", "trace")
+	r.clock.Advance(20 * time.Minute)
+	before := f.count("unwrap")
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			if _, err := r.ask(openQuery("acme", "ann", "trace", k)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := f.count("unwrap") - before; n > 2 {
+		t.Errorf("%d calls of the KMS", n)
+	}
 }

@@ -35,6 +35,9 @@ func (k *Keys) TakeDuties(ctx context.Context) error { return k.duties.take(ctx)
 // Beat writes k's heartbeat.
 func (k *Keys) Beat(ctx context.Context) error { return k.beat(ctx) }
 
+// DropKEKs is what the ring does when it finds the root of an epoch disabled.
+func (k *Keys) DropKEKs(epoch uint32) { k.ring.drop(epoch) }
+
 // HeldKEKs counts the KEKs of an epoch that k holds.
 func (k *Keys) HeldKEKs(epoch uint32) (n int) {
 	k.ring.mu.Lock()
