@@ -202,9 +202,10 @@ func (c *Client) renewed(l *lease, k *leaseKey, result *keydv1.BlobKeyResult, er
 			c.registry.drop(l, err)
 		}
 	case envelope.KeyID(b.GetKeyId()) == l.id && uint16(b.GetClassNumber()) == l.classNumber && b.GetBucket() == l.bucket:
+		// Where a revocation has overtaken the answer, l has ended, and a longer
+		// term does not bring it back.
 		clear(b.GetKey())
-		d, once := term(b)
-		if _, refused := c.dead.judge(l, began); !refused && (!once || l.once) {
+		if d, once := term(b); !once || l.once {
 			l.extend(wall, boot, d)
 			l.renewAt = renewalTime(boot, d)
 		}

@@ -173,26 +173,53 @@ func TestRevocationOvertakesFetch(t *testing.T) {
 	}
 }
 
-// The same for the next bucket's key, which a renewal brings.
+// The same for a key that a renewal brings: that of the next bucket, or that of
+// a subject's next life.
 func TestRevocationOvertakesRenewal(t *testing.T) {
-	c, f, clock, _ := watched(t)
-	f.setLease(time.Minute)
-	carol := sdk.Target{Tenant: "acme", Subject: "carol", Class: "trace"}
-	mustSeal(t, c, carol, "data")
-	mustSeal(t, c, carol, "data") // hot
-	gate := make(chan struct{})
-	f.with(func() { f.skew, f.answer = 24*time.Hour, held(gate) })
-	asked := f.asked.Load()
-	passUntil(t, clock, time.Second, "a renewal is under way", func() bool { return f.asked.Load() > asked })
-	f.kill("carol", erased, true)
-	eventually(t, "the key is gone", func() bool { return known(c) == 2 }) // alice's two are left
-	close(gate)
-	eventually(t, "the renewal is over", c.Settled)
-	if n := known(c); n != 2 {
-		t.Errorf("%d keys are kept", n)
-	}
-	if _, err := c.Seal(t.Context(), carol, nil); !errors.Is(err, sdk.ErrErased) {
-		t.Errorf("got %v", err)
+	for name, change := range map[string]func(*fakeKeyd, *fakeKey){
+		"next bucket": func(f *fakeKeyd, _ *fakeKey) { f.skew = 24 * time.Hour },
+		"next life":   func(_ *fakeKeyd, k *fakeKey) { k.id = slices.Repeat([]byte{7}, 16) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, f, clock, _ := watched(t)
+			f.setLease(time.Minute)
+			carol := sdk.Target{Tenant: "acme", Subject: "carol", Class: "trace"}
+			mustSeal(t, c, carol, "data")
+			mustSeal(t, c, carol, "data") // hot
+			mustSeal(t, c, subject(1), "data")
+			canary := c.Sealers()
+			gate := make(chan struct{})
+			f.with(func() {
+				f.answer = held(gate)
+				for _, k := range f.keys {
+					if k.subject == "carol" {
+						change(f, k)
+					}
+				}
+			})
+			asked := f.asked.Load()
+			passUntil(t, clock, time.Second, "a renewal is under way", func() bool { return f.asked.Load() > asked })
+			f.kill("carol", erased, true)
+			f.kill("subject-1", erased, true)
+			eventually(t, "the revocations are applied", func() bool {
+				wiped := 0
+				for _, s := range canary {
+					if _, err := s.Append(nil, nil, envelope.Context{}); errors.Is(err, envelope.ErrWiped) {
+						wiped++
+					}
+				}
+				return name == "next bucket" && wiped == 2 || name == "next life" && wiped == 1
+			})
+			f.with(func() { f.answer = nil })
+			close(gate)
+			eventually(t, "the renewal is over", c.Settled)
+			if _, err := c.Seal(t.Context(), carol, nil); !errors.Is(err, sdk.ErrErased) {
+				t.Errorf("got %v", err)
+			}
+			if n := known(c); n != 2 { // alice's
+				t.Errorf("%d keys are kept", n)
+			}
+		})
 	}
 }
 
