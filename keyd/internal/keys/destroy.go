@@ -256,7 +256,7 @@ func (a *aim) targets() (classes []*storev1.SubjectClass, named []receipt.Class)
 	for number, name := range a.classes {
 		sc := classOf(&a.subject, number)
 		if sc == nil {
-			sc = &storev1.SubjectClass{ClassNumber: number, Generation: a.subject.Generation}
+			sc = &storev1.SubjectClass{ClassNumber: number, Generation: lifeOf(&a.subject)}
 			a.subject.Classes = append(a.subject.Classes, sc)
 		}
 		if sc.State != storev1.LifeState_LIFE_STATE_DESTROYED {
@@ -399,7 +399,7 @@ func alreadyDestroyed(s *storev1.Subject, named map[uint32]string, wanted uint32
 	}
 	var newest uint64
 	for number := range named {
-		generation, at := s.Generation, uint64(0)
+		generation, at := lifeOf(s), uint64(0)
 		if sc := classOf(s, number); sc != nil {
 			generation = sc.Generation
 			if sc.State == storev1.LifeState_LIFE_STATE_DESTROYED {
@@ -419,6 +419,9 @@ func alreadyDestroyed(s *storev1.Subject, named map[uint32]string, wanted uint32
 	}
 	return &plan{index: newest - 1}, nil
 }
+
+// lifeOf is the generation of a class that the subject has not used yet.
+func lifeOf(s *storev1.Subject) uint32 { return max(s.Life, 1) }
 
 func otherGeneration(living uint32) error {
 	return fail(keydv1.Outcome_OUTCOME_CONFLICT,
@@ -548,6 +551,7 @@ func planReinstate(r Reader, q *request, now time.Time) (*plan, uint32, error) {
 		subject.Generation = next
 		if s.Scope == receipt.ScopePerson {
 			subject.State = storev1.LifeState_LIFE_STATE_ACTIVE
+			subject.Life = next
 		}
 		for _, sc := range classes {
 			sc.State = storev1.LifeState_LIFE_STATE_UNSPECIFIED

@@ -465,7 +465,7 @@ func (k *Keys) create(tx Tx, q *query, now time.Time, dek []byte, keyID id16, bu
 	var dekRowKey, bucketRowKey []byte
 	var start, end int64
 	if dek != nil && (sc == nil || len(sc.KeyId) == 0) {
-		generation := max(subject.Generation, 1)
+		generation := lifeOf(&subject)
 		if sc != nil {
 			generation = sc.Generation
 		}

@@ -333,13 +333,15 @@ func (d *duties) destroyDue(ctx context.Context) (again bool, err error) {
 	}
 	done := 0
 	for _, t := range due {
-		switch ok, err := d.destroyOne(ctx, t.tenant, t.handle); {
-		case err != nil:
-			return false, err
-		case ok:
-			done++
+		for more := true; more; {
+			if more, err = d.destroyOne(ctx, t.tenant, t.handle); err != nil {
+				return false, err
+			}
+			if more {
+				done++
+			}
 		}
-		if done == maxDue {
+		if done >= maxDue {
 			return true, nil
 		}
 	}

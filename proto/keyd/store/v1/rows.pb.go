@@ -1174,8 +1174,11 @@ type Subject struct {
 	// Ledger entries about this subject, oldest first.
 	LedgerIndexes []uint64 `protobuf:"varint,5,rep,packed,name=ledger_indexes,json=ledgerIndexes,proto3" json:"ledger_indexes,omitempty"`
 	// Ledger index of the destruction behind the whole-person fence, plus one.
-	DestroyedAt   uint64      `protobuf:"varint,6,opt,name=destroyed_at,json=destroyedAt,proto3" json:"destroyed_at,omitempty"`
-	Schedules     []*Schedule `protobuf:"bytes,7,rep,name=schedules,proto3" json:"schedules,omitempty"`
+	DestroyedAt uint64      `protobuf:"varint,6,opt,name=destroyed_at,json=destroyedAt,proto3" json:"destroyed_at,omitempty"`
+	Schedules   []*Schedule `protobuf:"bytes,7,rep,name=schedules,proto3" json:"schedules,omitempty"`
+	// The generation with which the person's present life began: that of a class
+	// that was not used yet. Zero: 1.
+	Life          uint32 `protobuf:"varint,8,opt,name=life,proto3" json:"life,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1257,6 +1260,13 @@ func (x *Subject) GetSchedules() []*Schedule {
 		return x.Schedules
 	}
 	return nil
+}
+
+func (x *Subject) GetLife() uint32 {
+	if x != nil {
+		return x.Life
+	}
+	return 0
 }
 
 // Schedule is a destruction that is to come.
@@ -2197,7 +2207,7 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"changed_at\x18\f \x01(\x04R\tchangedAt\"C\n" +
 	"\vLeasePolicy\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\x03R\aleaseMs\x12\x19\n" +
-	"\buntil_ms\x18\x02 \x01(\x03R\auntilMs\"\xbc\x02\n" +
+	"\buntil_ms\x18\x02 \x01(\x03R\auntilMs\"\xd0\x02\n" +
 	"\aSubject\x12.\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x18.keyd.store.v1.LifeStateR\x05state\x12\x1e\n" +
 	"\n" +
@@ -2207,7 +2217,8 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x05holds\x18\x04 \x03(\v2\x13.keyd.store.v1.HoldR\x05holds\x12%\n" +
 	"\x0eledger_indexes\x18\x05 \x03(\x04R\rledgerIndexes\x12!\n" +
 	"\fdestroyed_at\x18\x06 \x01(\x04R\vdestroyedAt\x125\n" +
-	"\tschedules\x18\a \x03(\v2\x17.keyd.store.v1.ScheduleR\tschedules\"\xb0\x01\n" +
+	"\tschedules\x18\a \x03(\v2\x17.keyd.store.v1.ScheduleR\tschedules\x12\x12\n" +
+	"\x04life\x18\b \x01(\rR\x04life\"\xb0\x01\n" +
 	"\bSchedule\x12\x15\n" +
 	"\x06due_ms\x18\x01 \x01(\x03R\x05dueMs\x12\x18\n" +
 	"\aclasses\x18\x02 \x03(\rR\aclasses\x12\x18\n" +
