@@ -112,7 +112,7 @@ func childWrites(dir string) error {
 // TestKilledWhileWriting kills a process, with SIGKILL, among hundreds of
 // concurrent updates and the drops beside them, over and over on one store.
 func TestKilledWhileWriting(t *testing.T) {
-	cycles := 25
+	cycles := 15
 	if testing.Short() {
 		cycles = 4
 	}

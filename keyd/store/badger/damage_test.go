@@ -429,9 +429,9 @@ func TestTornCommit(t *testing.T) {
 func TestRandomDamage(t *testing.T) {
 	crash, closed := built(t)
 	rnd := rand.New(rand.NewPCG(7, 7))
-	rounds := 250
+	rounds := 100
 	if testing.Short() {
-		rounds = 40
+		rounds = 25
 	}
 	outcomes := map[string]int{}
 	for range rounds {
