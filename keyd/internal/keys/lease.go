@@ -291,24 +291,20 @@ func readKey(r Reader, es epochs, t *tenantKeys, q *query, key func(epoch uint32
 // sealable returns the subject's entry for a class, nil if it has none yet, or
 // why nothing can be sealed.
 func sealable(s *storev1.Subject, class uint32) (*storev1.SubjectClass, error) {
-	switch s.State {
-	case storev1.LifeState_LIFE_STATE_DESTROYED:
-		return nil, erased("the subject")
-	case storev1.LifeState_LIFE_STATE_SCHEDULED:
-		return nil, fail(keydv1.Outcome_OUTCOME_PENDING_ERASURE, "the subject is about to be erased")
-	}
 	sc := classOf(s, class)
-	if sc == nil {
-		return nil, nil
-	}
-	switch sc.State {
-	case storev1.LifeState_LIFE_STATE_DESTROYED:
+	switch {
+	case s.State == storev1.LifeState_LIFE_STATE_DESTROYED:
+		return nil, erased("the subject")
+	case sc.GetState() == storev1.LifeState_LIFE_STATE_DESTROYED:
 		return nil, erased("this class of the subject")
-	case storev1.LifeState_LIFE_STATE_SCHEDULED:
-		return nil, fail(keydv1.Outcome_OUTCOME_PENDING_ERASURE, "this class of the subject is about to be erased")
+	case s.State == storev1.LifeState_LIFE_STATE_SCHEDULED, sc.GetState() == storev1.LifeState_LIFE_STATE_SCHEDULED:
+		return nil, errPending
 	}
 	return sc, nil
 }
+
+// errPending: what is scheduled is refused already.
+var errPending = fail(keydv1.Outcome_OUTCOME_PENDING_ERASURE, "the subject, or this class of it, is about to be erased")
 
 // openable finds the live key with the id that a blob names, or says what has
 // become of it: whose it is comes before what its state is.
@@ -316,7 +312,7 @@ func openable(r Reader, tenant, handle id16, s *storev1.Subject, keyID []byte) (
 	for _, sc := range s.Classes {
 		if bytes.Equal(sc.KeyId, keyID) {
 			if s.State == storev1.LifeState_LIFE_STATE_SCHEDULED || sc.State == storev1.LifeState_LIFE_STATE_SCHEDULED {
-				return nil, fail(keydv1.Outcome_OUTCOME_PENDING_ERASURE, "the subject is about to be erased")
+				return nil, errPending
 			}
 			return sc, nil
 		}
