@@ -30,7 +30,7 @@ func (c *Client) keep() {
 			c.mu.Unlock()
 			return
 		}
-		due, wait, idle := c.look()
+		due, until, idle := c.look()
 		c.mu.Unlock()
 		for _, batch := range batches(due) {
 			c.work.Go(func() { c.renew(batch) })
@@ -44,7 +44,13 @@ func (c *Client) keep() {
 			continue
 		}
 		timer := make(chan struct{})
-		stop := c.clock.AfterFunc(wait, func() { close(timer) })
+		_, boot := c.clock.Now()
+		stop := c.clock.AfterFunc(until-boot, func() { close(timer) })
+		if _, boot := c.clock.Now(); boot >= until {
+			// Time went by before the timer was set, which may now be late.
+			stop()
+			continue
+		}
 		select {
 		case <-timer:
 		case <-c.wake:
@@ -72,9 +78,9 @@ func batches(due []*lease) (all [][]*lease) {
 	return all
 }
 
-// look drops what is over and returns what is due for renewal, and for how
-// long to wait before the next look. Client.mu is held.
-func (c *Client) look() (due []*lease, wait time.Duration, idle bool) {
+// look drops what is over and returns what is due for renewal, and the boot
+// time of the next look. Client.mu is held.
+func (c *Client) look() (due []*lease, until time.Duration, idle bool) {
 	t, boot := c.clock.Now()
 	wall := t.UnixNano()
 	next, n := time.Duration(never), 0
@@ -106,9 +112,8 @@ func (c *Client) look() (due []*lease, wait time.Duration, idle bool) {
 		c.nextLook = never
 		return due, 0, true
 	}
-	wait = max(min(next-boot, suspendCheck), lookGap+time.Duration(n)*lookGapPerLease)
-	c.nextLook = boot + wait
-	return due, wait, false
+	c.nextLook = boot + max(min(next-boot, suspendCheck), lookGap+time.Duration(n)*lookGapPerLease)
+	return due, c.nextLook, false
 }
 
 // deadline returns the boot time at which the keeper must look at l again.
