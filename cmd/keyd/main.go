@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
+	"golang.org/x/net/netutil"
 
 	"lethe/keyd"
 )
@@ -177,6 +178,9 @@ func run(ctx context.Context, o options) error {
 			return err
 		}
 		defer stopMetrics()
+	}
+	if most := connections(); most > 0 {
+		lis = netutil.LimitListener(lis, most)
 	}
 	go func() { failed <- server.Serve(lis) }()
 	log.Warn("FOR DEVELOPMENT ONLY: no roles, no TLS; whoever reaches the listener may do everything")

@@ -34,10 +34,10 @@ type outputFile struct {
 // new file. Nothing but a regular file is ever replaced.
 func (s *outputs) create(path string, perm fs.FileMode, replace bool) (*outputFile, error) {
 	o := &outputFile{set: s, path: path, target: path, replace: replace}
-	old, err := os.Lstat(path)
+	var old fs.FileInfo
+	_, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		old = nil
 	case err != nil:
 		return nil, err
 	case !replace:

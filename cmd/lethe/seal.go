@@ -94,8 +94,7 @@ func (d *dataFlags) result(h *envelope.Header, blob, plaintext int64) dataResult
 
 func (a *app) sealCommand() *cobra.Command {
 	var d dataFlags
-	var c *cobra.Command
-	c = a.command(&cobra.Command{
+	c := a.command(&cobra.Command{
 		Use:   "seal --tenant T --subject S --class C [-o FILE] [FILE]",
 		Short: "Seal data under a person's key",
 		Long: `Seal seals FILE, or the standard input, for one subject and class, and writes the

@@ -53,13 +53,6 @@ func (m *memory) copyRows() map[string][]byte {
 	return maps.Clone(m.rows)
 }
 
-// restored is a store that holds a backup.
-func restored(rows map[string][]byte) *memory {
-	m := newMemory()
-	m.rows = maps.Clone(rows)
-	return m
-}
-
 type memoryReader struct {
 	m    *memory
 	own  map[string][]byte // nil value: deleted

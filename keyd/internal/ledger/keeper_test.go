@@ -366,10 +366,10 @@ func TestDamagedAnchor(t *testing.T) {
 	tornKeeper := newKeeper(t, s, torn)
 	wantErr(t, "Check of a torn object", tornKeeper.Check(t.Context()), ledger.ErrAnchorDamaged)
 	// It is put right: the verdict falls.
-	torn.Edit(8, func(b []byte) []byte {
+	torn.Edit(8, func([]byte) []byte {
 		o, err := m.Newest(t.Context())
 		must(t, "Newest", err)
-		b, err = o.Encode()
+		b, err := o.Encode()
 		must(t, "Encode", err)
 		return b
 	})
