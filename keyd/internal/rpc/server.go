@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"lethe/keyd/internal/keys"
@@ -28,6 +29,8 @@ func Options(k *keys.Keys, p *policy.Policy, log *slog.Logger) []grpc.ServerOpti
 		grpc.UnaryInterceptor(g.unary),
 		grpc.StreamInterceptor(g.stream),
 		grpc.MaxRecvMsgSize(MaxMessage),
+		// Clients look every 20 s whether a quiet connection lives.
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	}
 }
 
