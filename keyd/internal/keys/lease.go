@@ -20,6 +20,9 @@ const MaxBatch = 256
 type Result struct {
 	Key *keydv1.BlobKey
 	Err error
+	// Recipient is the key id that was found to be the subject's, for a query
+	// that named none.
+	Recipient []byte
 }
 
 // query is a BlobKeyQuery on its way.
@@ -27,6 +30,10 @@ type query struct {
 	*keydv1.BlobKeyQuery
 	tenant *tenantKeys
 	handle id16
+	// among are the key ids of which a query that names none wants its
+	// subject's, and found is that one.
+	among [][]byte
+	found []byte
 
 	// What a pass over the store found missing, to be got before the next pass.
 	needKEK    id16
@@ -44,12 +51,21 @@ var errAgain = errors.New("again")
 // BlobKeys answers each query from one snapshot of the store, after making the
 // DEKs and bucket keys that a seal finds missing.
 func (k *Keys) BlobKeys(ctx context.Context, queries []*keydv1.BlobKeyQuery) ([]Result, error) {
+	return k.BlobKeysAmong(ctx, queries, nil)
+}
+
+// BlobKeysAmong is BlobKeys for queries of which some name no key id: they want
+// that of recipients, which is not empty then, that is their subject's.
+func (k *Keys) BlobKeysAmong(ctx context.Context, queries []*keydv1.BlobKeyQuery, recipients [][]byte) ([]Result, error) {
 	if n := len(queries); n == 0 || n > MaxBatch {
 		return nil, invalid("queries", errors.New("a call has 1 to 256 queries"))
 	}
+	if err := checkRecipients(queries, recipients); err != nil {
+		return nil, err
+	}
 	qs := make([]query, len(queries))
 	for i, q := range queries {
-		qs[i].BlobKeyQuery = q
+		qs[i].BlobKeyQuery, qs[i].among = q, recipients
 		if err := qs[i].prepare(ctx, k); err != nil {
 			qs[i].finish(nil, err)
 		}
@@ -80,7 +96,7 @@ func (k *Keys) BlobKeys(ctx context.Context, queries []*keydv1.BlobKeyQuery) ([]
 }
 
 func (q *query) finish(key *keydv1.BlobKey, err error) {
-	q.result, q.done = Result{Key: key, Err: err}, true
+	q.result, q.done = Result{Key: key, Err: err, Recipient: q.found}, true
 }
 
 func (q *query) prepare(ctx context.Context, k *Keys) error {
@@ -96,7 +112,7 @@ func (q *query) prepare(ctx context.Context, k *Keys) error {
 			return invalid("key_id", errors.New("a seal names no key, class number or bucket"))
 		}
 	case keydv1.Purpose_PURPOSE_OPEN:
-		if len(q.KeyId) != len(id16{}) {
+		if len(q.KeyId) != len(id16{}) && (len(q.KeyId) != 0 || len(q.among) == 0) {
 			return invalid("key_id", errors.New("a key id has 16 bytes"))
 		}
 	default:
@@ -179,7 +195,14 @@ func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.Blob
 		}
 		start, end = bucketAt(class, now)
 	} else {
-		sc, err := openable(r, t.id, q.handle, &subject, q.KeyId)
+		wanted := q.KeyId
+		if len(wanted) == 0 {
+			if q.found, err = recipientOf(r, &subject, q.among); err != nil {
+				return nil, err
+			}
+			wanted = q.found
+		}
+		sc, err := openable(r, t.id, q.handle, &subject, wanted)
 		if err != nil {
 			return nil, err
 		}

@@ -61,17 +61,27 @@ type keyService struct {
 }
 
 func (s *keyService) GetBlobKeys(ctx context.Context, req *keydv1.GetBlobKeysRequest) (*keydv1.GetBlobKeysResponse, error) {
-	results, err := s.keys.BlobKeys(ctx, req.Queries)
+	results, err := s.keys.BlobKeysAmong(ctx, req.Queries, req.Recipients)
 	if err != nil {
 		return nil, err
 	}
 	res := &keydv1.GetBlobKeysResponse{Results: make([]*keydv1.BlobKeyResult, len(results))}
+	named := 0
 	for i, r := range results {
+		res.Results[i] = &keydv1.BlobKeyResult{KeyId: r.Recipient}
+		if r.Recipient != nil || len(req.Queries[i].KeyId) != 0 {
+			named++
+		}
 		if r.Err != nil {
-			res.Results[i] = &keydv1.BlobKeyResult{Result: &keydv1.BlobKeyResult_Failure{Failure: failure(r.Err)}}
+			res.Results[i].Result = &keydv1.BlobKeyResult_Failure{Failure: failure(r.Err)}
 			continue
 		}
-		res.Results[i] = &keydv1.BlobKeyResult{Result: &keydv1.BlobKeyResult_Key{Key: r.Key}}
+		res.Results[i].Result = &keydv1.BlobKeyResult_Key{Key: r.Key}
+	}
+	if len(req.Recipients) != 0 && named == len(results) {
+		if res.Recipients, err = s.keys.Recipients(ctx, req.Queries[0].GetTenant(), req.Recipients); err != nil {
+			return nil, err
+		}
 	}
 	return res, nil
 }

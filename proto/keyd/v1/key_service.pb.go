@@ -79,7 +79,12 @@ func (Purpose) EnumDescriptor() ([]byte, []int) {
 type GetBlobKeysRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 256 queries.
-	Queries       []*BlobKeyQuery `protobuf:"bytes,1,rep,name=queries,proto3" json:"queries,omitempty"`
+	Queries []*BlobKeyQuery `protobuf:"bytes,1,rep,name=queries,proto3" json:"queries,omitempty"`
+	// The key ids in the header of a blob sealed for several subjects, 2 to 64 of
+	// 16 bytes, strictly ascending. A query of PURPOSE_OPEN without a key_id asks
+	// for the key among them that is its subject's. All queries are then of one
+	// tenant.
+	Recipients    [][]byte `protobuf:"bytes,2,rep,name=recipients,proto3" json:"recipients,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -121,6 +126,13 @@ func (x *GetBlobKeysRequest) GetQueries() []*BlobKeyQuery {
 	return nil
 }
 
+func (x *GetBlobKeysRequest) GetRecipients() [][]byte {
+	if x != nil {
+		return x.Recipients
+	}
+	return nil
+}
+
 type BlobKeyQuery struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1-128 bytes of [a-z0-9._-].
@@ -130,7 +142,8 @@ type BlobKeyQuery struct {
 	// 1-64 bytes of [a-z0-9._-].
 	Class   string  `protobuf:"bytes,3,opt,name=class,proto3" json:"class,omitempty"`
 	Purpose Purpose `protobuf:"varint,4,opt,name=purpose,proto3,enum=keyd.v1.Purpose" json:"purpose,omitempty"`
-	// For PURPOSE_OPEN: as in the blob's header. Empty for PURPOSE_SEAL.
+	// For PURPOSE_OPEN: as in the blob's header, or empty if the request has
+	// recipients. Empty for PURPOSE_SEAL.
 	KeyId         []byte `protobuf:"bytes,5,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
 	ClassNumber   uint32 `protobuf:"varint,6,opt,name=class_number,json=classNumber,proto3" json:"class_number,omitempty"`
 	Bucket        uint64 `protobuf:"varint,7,opt,name=bucket,proto3" json:"bucket,omitempty"`
@@ -220,7 +233,10 @@ func (x *BlobKeyQuery) GetBucket() uint64 {
 type GetBlobKeysResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One result a query, in the order of the queries.
-	Results       []*BlobKeyResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	Results []*BlobKeyResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	// One a recipient of the request, in its order; none unless every query
+	// without a key_id named a subject who is one of them.
+	Recipients    []*Recipient `protobuf:"bytes,2,rep,name=recipients,proto3" json:"recipients,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -262,20 +278,87 @@ func (x *GetBlobKeysResponse) GetResults() []*BlobKeyResult {
 	return nil
 }
 
+func (x *GetBlobKeysResponse) GetRecipients() []*Recipient {
+	if x != nil {
+		return x.Recipients
+	}
+	return nil
+}
+
+// Recipient is what has become of one key id of a blob for several subjects.
+type Recipient struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 16 bytes: the subject's handle; empty if the key id is not the tenant's.
+	Handle []byte `protobuf:"bytes,1,opt,name=handle,proto3" json:"handle,omitempty"`
+	// OUTCOME_UNSPECIFIED while the key lives; OUTCOME_ERASED,
+	// OUTCOME_PENDING_ERASURE, or OUTCOME_UNKNOWN. The bucket's retention is not
+	// looked at.
+	Outcome       Outcome `protobuf:"varint,2,opt,name=outcome,proto3,enum=keyd.v1.Outcome" json:"outcome,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Recipient) Reset() {
+	*x = Recipient{}
+	mi := &file_keyd_v1_key_service_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Recipient) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Recipient) ProtoMessage() {}
+
+func (x *Recipient) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_key_service_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Recipient.ProtoReflect.Descriptor instead.
+func (*Recipient) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Recipient) GetHandle() []byte {
+	if x != nil {
+		return x.Handle
+	}
+	return nil
+}
+
+func (x *Recipient) GetOutcome() Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return Outcome_OUTCOME_UNSPECIFIED
+}
+
 type BlobKeyResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Result:
 	//
 	//	*BlobKeyResult_Key
 	//	*BlobKeyResult_Failure
-	Result        isBlobKeyResult_Result `protobuf_oneof:"result"`
+	Result isBlobKeyResult_Result `protobuf_oneof:"result"`
+	// Which of the request's recipients the subject is, for a query that named no
+	// key_id, whether its key lives or not.
+	KeyId         []byte `protobuf:"bytes,3,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BlobKeyResult) Reset() {
 	*x = BlobKeyResult{}
-	mi := &file_keyd_v1_key_service_proto_msgTypes[3]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -287,7 +370,7 @@ func (x *BlobKeyResult) String() string {
 func (*BlobKeyResult) ProtoMessage() {}
 
 func (x *BlobKeyResult) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_v1_key_service_proto_msgTypes[3]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -300,7 +383,7 @@ func (x *BlobKeyResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobKeyResult.ProtoReflect.Descriptor instead.
 func (*BlobKeyResult) Descriptor() ([]byte, []int) {
-	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{3}
+	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *BlobKeyResult) GetResult() isBlobKeyResult_Result {
@@ -324,6 +407,13 @@ func (x *BlobKeyResult) GetFailure() *Failure {
 		if x, ok := x.Result.(*BlobKeyResult_Failure); ok {
 			return x.Failure
 		}
+	}
+	return nil
+}
+
+func (x *BlobKeyResult) GetKeyId() []byte {
+	if x != nil {
+		return x.KeyId
 	}
 	return nil
 }
@@ -358,7 +448,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_keyd_v1_key_service_proto_msgTypes[4]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -370,7 +460,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_v1_key_service_proto_msgTypes[4]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -383,7 +473,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{4}
+	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Failure) GetOutcome() Outcome {
@@ -431,7 +521,7 @@ type BlobKey struct {
 
 func (x *BlobKey) Reset() {
 	*x = BlobKey{}
-	mi := &file_keyd_v1_key_service_proto_msgTypes[5]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -443,7 +533,7 @@ func (x *BlobKey) String() string {
 func (*BlobKey) ProtoMessage() {}
 
 func (x *BlobKey) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_v1_key_service_proto_msgTypes[5]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -456,7 +546,7 @@ func (x *BlobKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobKey.ProtoReflect.Descriptor instead.
 func (*BlobKey) Descriptor() ([]byte, []int) {
-	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{5}
+	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *BlobKey) GetKeyId() []byte {
@@ -527,7 +617,7 @@ type WatchRevocationsRequest struct {
 
 func (x *WatchRevocationsRequest) Reset() {
 	*x = WatchRevocationsRequest{}
-	mi := &file_keyd_v1_key_service_proto_msgTypes[6]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -539,7 +629,7 @@ func (x *WatchRevocationsRequest) String() string {
 func (*WatchRevocationsRequest) ProtoMessage() {}
 
 func (x *WatchRevocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_v1_key_service_proto_msgTypes[6]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -552,7 +642,7 @@ func (x *WatchRevocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRevocationsRequest.ProtoReflect.Descriptor instead.
 func (*WatchRevocationsRequest) Descriptor() ([]byte, []int) {
-	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{6}
+	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WatchRevocationsRequest) GetTenants() []string {
@@ -585,7 +675,7 @@ type WatchRevocationsResponse struct {
 
 func (x *WatchRevocationsResponse) Reset() {
 	*x = WatchRevocationsResponse{}
-	mi := &file_keyd_v1_key_service_proto_msgTypes[7]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +687,7 @@ func (x *WatchRevocationsResponse) String() string {
 func (*WatchRevocationsResponse) ProtoMessage() {}
 
 func (x *WatchRevocationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_v1_key_service_proto_msgTypes[7]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +700,7 @@ func (x *WatchRevocationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRevocationsResponse.ProtoReflect.Descriptor instead.
 func (*WatchRevocationsResponse) Descriptor() ([]byte, []int) {
-	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{7}
+	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WatchRevocationsResponse) GetCursor() uint64 {
@@ -659,7 +749,7 @@ type Revocation struct {
 
 func (x *Revocation) Reset() {
 	*x = Revocation{}
-	mi := &file_keyd_v1_key_service_proto_msgTypes[8]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -671,7 +761,7 @@ func (x *Revocation) String() string {
 func (*Revocation) ProtoMessage() {}
 
 func (x *Revocation) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_v1_key_service_proto_msgTypes[8]
+	mi := &file_keyd_v1_key_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -684,7 +774,7 @@ func (x *Revocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
 func (*Revocation) Descriptor() ([]byte, []int) {
-	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{8}
+	return file_keyd_v1_key_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Revocation) GetTenant() string {
@@ -726,9 +816,12 @@ var File_keyd_v1_key_service_proto protoreflect.FileDescriptor
 
 const file_keyd_v1_key_service_proto_rawDesc = "" +
 	"\n" +
-	"\x19keyd/v1/key_service.proto\x12\akeyd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15keyd/v1/outcome.proto\"E\n" +
+	"\x19keyd/v1/key_service.proto\x12\akeyd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15keyd/v1/outcome.proto\"e\n" +
 	"\x12GetBlobKeysRequest\x12/\n" +
-	"\aqueries\x18\x01 \x03(\v2\x15.keyd.v1.BlobKeyQueryR\aqueries\"\xd9\x01\n" +
+	"\aqueries\x18\x01 \x03(\v2\x15.keyd.v1.BlobKeyQueryR\aqueries\x12\x1e\n" +
+	"\n" +
+	"recipients\x18\x02 \x03(\fR\n" +
+	"recipients\"\xd9\x01\n" +
 	"\fBlobKeyQuery\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
@@ -737,12 +830,19 @@ const file_keyd_v1_key_service_proto_rawDesc = "" +
 	"\apurpose\x18\x04 \x01(\x0e2\x10.keyd.v1.PurposeR\apurpose\x12\x15\n" +
 	"\x06key_id\x18\x05 \x01(\fR\x05keyId\x12!\n" +
 	"\fclass_number\x18\x06 \x01(\rR\vclassNumber\x12\x16\n" +
-	"\x06bucket\x18\a \x01(\x04R\x06bucket\"G\n" +
+	"\x06bucket\x18\a \x01(\x04R\x06bucket\"{\n" +
 	"\x13GetBlobKeysResponse\x120\n" +
-	"\aresults\x18\x01 \x03(\v2\x16.keyd.v1.BlobKeyResultR\aresults\"m\n" +
+	"\aresults\x18\x01 \x03(\v2\x16.keyd.v1.BlobKeyResultR\aresults\x122\n" +
+	"\n" +
+	"recipients\x18\x02 \x03(\v2\x12.keyd.v1.RecipientR\n" +
+	"recipients\"O\n" +
+	"\tRecipient\x12\x16\n" +
+	"\x06handle\x18\x01 \x01(\fR\x06handle\x12*\n" +
+	"\aoutcome\x18\x02 \x01(\x0e2\x10.keyd.v1.OutcomeR\aoutcome\"\x84\x01\n" +
 	"\rBlobKeyResult\x12$\n" +
 	"\x03key\x18\x01 \x01(\v2\x10.keyd.v1.BlobKeyH\x00R\x03key\x12,\n" +
-	"\afailure\x18\x02 \x01(\v2\x10.keyd.v1.FailureH\x00R\afailureB\b\n" +
+	"\afailure\x18\x02 \x01(\v2\x10.keyd.v1.FailureH\x00R\afailure\x12\x15\n" +
+	"\x06key_id\x18\x03 \x01(\fR\x05keyIdB\b\n" +
 	"\x06result\"\xc8\x01\n" +
 	"\aFailure\x12*\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x10.keyd.v1.OutcomeR\aoutcome\x12\x18\n" +
@@ -801,44 +901,47 @@ func file_keyd_v1_key_service_proto_rawDescGZIP() []byte {
 }
 
 var file_keyd_v1_key_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_keyd_v1_key_service_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_keyd_v1_key_service_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_keyd_v1_key_service_proto_goTypes = []any{
 	(Purpose)(0),                     // 0: keyd.v1.Purpose
 	(*GetBlobKeysRequest)(nil),       // 1: keyd.v1.GetBlobKeysRequest
 	(*BlobKeyQuery)(nil),             // 2: keyd.v1.BlobKeyQuery
 	(*GetBlobKeysResponse)(nil),      // 3: keyd.v1.GetBlobKeysResponse
-	(*BlobKeyResult)(nil),            // 4: keyd.v1.BlobKeyResult
-	(*Failure)(nil),                  // 5: keyd.v1.Failure
-	(*BlobKey)(nil),                  // 6: keyd.v1.BlobKey
-	(*WatchRevocationsRequest)(nil),  // 7: keyd.v1.WatchRevocationsRequest
-	(*WatchRevocationsResponse)(nil), // 8: keyd.v1.WatchRevocationsResponse
-	(*Revocation)(nil),               // 9: keyd.v1.Revocation
-	nil,                              // 10: keyd.v1.Failure.MetadataEntry
-	(Outcome)(0),                     // 11: keyd.v1.Outcome
-	(*durationpb.Duration)(nil),      // 12: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 13: google.protobuf.Timestamp
+	(*Recipient)(nil),                // 4: keyd.v1.Recipient
+	(*BlobKeyResult)(nil),            // 5: keyd.v1.BlobKeyResult
+	(*Failure)(nil),                  // 6: keyd.v1.Failure
+	(*BlobKey)(nil),                  // 7: keyd.v1.BlobKey
+	(*WatchRevocationsRequest)(nil),  // 8: keyd.v1.WatchRevocationsRequest
+	(*WatchRevocationsResponse)(nil), // 9: keyd.v1.WatchRevocationsResponse
+	(*Revocation)(nil),               // 10: keyd.v1.Revocation
+	nil,                              // 11: keyd.v1.Failure.MetadataEntry
+	(Outcome)(0),                     // 12: keyd.v1.Outcome
+	(*durationpb.Duration)(nil),      // 13: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 14: google.protobuf.Timestamp
 }
 var file_keyd_v1_key_service_proto_depIdxs = []int32{
 	2,  // 0: keyd.v1.GetBlobKeysRequest.queries:type_name -> keyd.v1.BlobKeyQuery
 	0,  // 1: keyd.v1.BlobKeyQuery.purpose:type_name -> keyd.v1.Purpose
-	4,  // 2: keyd.v1.GetBlobKeysResponse.results:type_name -> keyd.v1.BlobKeyResult
-	6,  // 3: keyd.v1.BlobKeyResult.key:type_name -> keyd.v1.BlobKey
-	5,  // 4: keyd.v1.BlobKeyResult.failure:type_name -> keyd.v1.Failure
-	11, // 5: keyd.v1.Failure.outcome:type_name -> keyd.v1.Outcome
-	10, // 6: keyd.v1.Failure.metadata:type_name -> keyd.v1.Failure.MetadataEntry
-	12, // 7: keyd.v1.BlobKey.lease:type_name -> google.protobuf.Duration
-	9,  // 8: keyd.v1.WatchRevocationsResponse.revocations:type_name -> keyd.v1.Revocation
-	13, // 9: keyd.v1.WatchRevocationsResponse.time:type_name -> google.protobuf.Timestamp
-	11, // 10: keyd.v1.Revocation.outcome:type_name -> keyd.v1.Outcome
-	1,  // 11: keyd.v1.KeyService.GetBlobKeys:input_type -> keyd.v1.GetBlobKeysRequest
-	7,  // 12: keyd.v1.KeyService.WatchRevocations:input_type -> keyd.v1.WatchRevocationsRequest
-	3,  // 13: keyd.v1.KeyService.GetBlobKeys:output_type -> keyd.v1.GetBlobKeysResponse
-	8,  // 14: keyd.v1.KeyService.WatchRevocations:output_type -> keyd.v1.WatchRevocationsResponse
-	13, // [13:15] is the sub-list for method output_type
-	11, // [11:13] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	5,  // 2: keyd.v1.GetBlobKeysResponse.results:type_name -> keyd.v1.BlobKeyResult
+	4,  // 3: keyd.v1.GetBlobKeysResponse.recipients:type_name -> keyd.v1.Recipient
+	12, // 4: keyd.v1.Recipient.outcome:type_name -> keyd.v1.Outcome
+	7,  // 5: keyd.v1.BlobKeyResult.key:type_name -> keyd.v1.BlobKey
+	6,  // 6: keyd.v1.BlobKeyResult.failure:type_name -> keyd.v1.Failure
+	12, // 7: keyd.v1.Failure.outcome:type_name -> keyd.v1.Outcome
+	11, // 8: keyd.v1.Failure.metadata:type_name -> keyd.v1.Failure.MetadataEntry
+	13, // 9: keyd.v1.BlobKey.lease:type_name -> google.protobuf.Duration
+	10, // 10: keyd.v1.WatchRevocationsResponse.revocations:type_name -> keyd.v1.Revocation
+	14, // 11: keyd.v1.WatchRevocationsResponse.time:type_name -> google.protobuf.Timestamp
+	12, // 12: keyd.v1.Revocation.outcome:type_name -> keyd.v1.Outcome
+	1,  // 13: keyd.v1.KeyService.GetBlobKeys:input_type -> keyd.v1.GetBlobKeysRequest
+	8,  // 14: keyd.v1.KeyService.WatchRevocations:input_type -> keyd.v1.WatchRevocationsRequest
+	3,  // 15: keyd.v1.KeyService.GetBlobKeys:output_type -> keyd.v1.GetBlobKeysResponse
+	9,  // 16: keyd.v1.KeyService.WatchRevocations:output_type -> keyd.v1.WatchRevocationsResponse
+	15, // [15:17] is the sub-list for method output_type
+	13, // [13:15] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_keyd_v1_key_service_proto_init() }
@@ -847,7 +950,7 @@ func file_keyd_v1_key_service_proto_init() {
 		return
 	}
 	file_keyd_v1_outcome_proto_init()
-	file_keyd_v1_key_service_proto_msgTypes[3].OneofWrappers = []any{
+	file_keyd_v1_key_service_proto_msgTypes[4].OneofWrappers = []any{
 		(*BlobKeyResult_Key)(nil),
 		(*BlobKeyResult_Failure)(nil),
 	}
@@ -857,7 +960,7 @@ func file_keyd_v1_key_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyd_v1_key_service_proto_rawDesc), len(file_keyd_v1_key_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
