@@ -70,24 +70,33 @@ func (d *deadSet) overtake() {
 // must not be used, and with which outcome if that is final.
 func (d *deadSet) judge(l *lease, began uint64) (o keydv1.Outcome, refused bool) {
 	refused = began < d.floor
-	for _, k := range []deadKey{
-		{tenant: l.key.tenant, id: l.id},
-		{tenant: l.key.tenant, class: uint32(l.classNumber), bucket: l.bucket},
-		{tenant: l.key.tenant, subject: l.key.subject},
-	} {
-		if k == (deadKey{tenant: l.key.tenant}) {
-			continue
-		}
+	judge := func(k deadKey) {
 		death, known := d.dead[k]
-		if !known {
-			continue
-		}
-		if final(death.outcome) {
-			return death.outcome, true
+		if !known || k == (deadKey{tenant: l.key.tenant}) {
+			return
 		}
 		refused = refused || death.seq > began
+		if final(death.outcome) {
+			refused = true
+			// Keys that are left need no word from the dead; asked again, keyd
+			// leaves those out.
+			if o == keydv1.Outcome_OUTCOME_UNSPECIFIED && !l.survives() {
+				o = death.outcome
+			}
+		}
 	}
-	return keydv1.Outcome_OUTCOME_UNSPECIFIED, refused
+	for _, id := range l.keyIDs() {
+		judge(deadKey{tenant: l.key.tenant, id: id})
+	}
+	judge(deadKey{tenant: l.key.tenant, class: uint32(l.classNumber), bucket: l.bucket})
+	if l.key.policy == 0 {
+		judge(deadKey{tenant: l.key.tenant, subject: l.key.subject})
+	} else {
+		for _, s := range l.key.subjects() {
+			judge(deadKey{tenant: l.key.tenant, subject: s})
+		}
+	}
+	return o, refused
 }
 
 // final reports whether a key of this outcome is dead for good.

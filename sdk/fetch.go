@@ -69,7 +69,7 @@ func (c *Client) obtain(ctx context.Context, k *leaseKey) (*lease, error) {
 }
 
 // ask makes one call for keys.
-func (c *Client) ask(ctx context.Context, req *keydv1.GetBlobKeysRequest) ([]*keydv1.BlobKeyResult, error) {
+func (c *Client) ask(ctx context.Context, req *keydv1.GetBlobKeysRequest) (*keydv1.GetBlobKeysResponse, error) {
 	limited, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	resp, err := c.keys.GetBlobKeys(limited, req)
@@ -85,7 +85,7 @@ func (c *Client) ask(ctx context.Context, req *keydv1.GetBlobKeysRequest) ([]*ke
 	case len(resp.GetResults()) != len(req.GetQueries()):
 		return nil, malformed("not one result a query")
 	}
-	return resp.GetResults(), nil
+	return resp, nil
 }
 
 // fly fetches for a flight. The call outlives the caller that began it, whose
@@ -108,11 +108,14 @@ func (c *Client) fetch(ctx context.Context, k *leaseKey) (*lease, error) {
 		began := c.dead.seq
 		c.mu.Unlock()
 		wall, boot := c.clock.Now()
-		results, err := c.ask(ctx, &keydv1.GetBlobKeysRequest{Queries: []*keydv1.BlobKeyQuery{k.query()}})
+		resp, err := c.ask(ctx, k.request())
 		if err != nil {
 			return nil, err
 		}
-		l, err := c.grant(k, results[0], wall, boot)
+		l, err := c.granted(k, resp, wall, boot)
+		if err == errSplit {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -127,7 +130,23 @@ func (c *Client) fetch(ctx context.Context, k *leaseKey) (*lease, error) {
 	return nil, unavailable("keys were revoked faster than they could be leased")
 }
 
-// query asks for k.
+// granted makes a lease of keyd's whole answer to the request for k.
+func (c *Client) granted(k *leaseKey, resp *keydv1.GetBlobKeysResponse, wall time.Time, boot time.Duration) (*lease, error) {
+	if k.policy == 0 {
+		return c.grant(k, resp.GetResults()[0], wall, boot)
+	}
+	return c.grantSet(k, resp, wall, boot)
+}
+
+// request asks for k.
+func (k *leaseKey) request() *keydv1.GetBlobKeysRequest {
+	if k.policy == 0 {
+		return &keydv1.GetBlobKeysRequest{Queries: []*keydv1.BlobKeyQuery{k.query()}}
+	}
+	return k.setRequest()
+}
+
+// query asks for k, which is of one subject.
 func (k *leaseKey) query() *keydv1.BlobKeyQuery {
 	q := &keydv1.BlobKeyQuery{
 		Tenant:    k.tenant,
@@ -169,15 +188,8 @@ func term(b *keydv1.BlobKey) (d time.Duration, once bool) {
 	return d, false
 }
 
-// grant makes a lease of keyd's result for k, which was asked for at wall and
-// boot. It wipes the key in the result.
-func (c *Client) grant(k *leaseKey, result *keydv1.BlobKeyResult, wall time.Time, boot time.Duration) (*lease, error) {
-	b, err := k.blobKey(result)
-	if err != nil {
-		return nil, err
-	}
-	defer clear(b.GetKey())
-	d, once := term(b)
+// newLease makes a lease with what b says, but for the key and the term.
+func (c *Client) newLease(k *leaseKey, b *keydv1.BlobKey, once bool, wall time.Time) *lease {
 	l := &lease{
 		key:         *k,
 		id:          envelope.KeyID(b.GetKeyId()),
@@ -197,6 +209,19 @@ func (c *Client) grant(k *leaseKey, result *keydv1.BlobKeyResult, wall time.Time
 			l.once = true
 		}
 	}
+	return l
+}
+
+// grant makes a lease of keyd's result for k, which was asked for at wall and
+// boot. It wipes the key in the result.
+func (c *Client) grant(k *leaseKey, result *keydv1.BlobKeyResult, wall time.Time, boot time.Duration) (*lease, error) {
+	b, err := k.blobKey(result)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(b.GetKey())
+	d, once := term(b)
+	l := c.newLease(k, b, once, wall)
 	l.extend(wall, boot, d)
 	l.lastUse.Store(int64(boot))
 	l.renewAt = renewalTime(boot, d)
@@ -224,7 +249,7 @@ func (c *Client) admit(l *lease, began uint64) (again bool, err error) {
 	if outcome, refused := c.dead.judge(l, began); refused {
 		l.end(errDropped)
 		if final(outcome) {
-			return false, &Error{Outcome: outcome, Message: "the key was revoked"}
+			return false, c.dead.sentence(l, &Error{Outcome: outcome, Message: "the key was revoked"})
 		}
 		return true, nil
 	}
@@ -268,5 +293,7 @@ func (c *Client) release(l *lease) {
 // discard wipes a lease for one operation. Client.mu is held.
 func (c *Client) discard(l *lease) {
 	l.end(errDropped)
-	c.registry.eachOf(idKey{l.key.tenant, l.id}, func(*lease) {})
+	for _, id := range l.keyIDs() {
+		c.registry.eachOf(idKey{l.key.tenant, id}, func(*lease) {})
+	}
 }

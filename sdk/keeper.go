@@ -64,12 +64,13 @@ func (c *Client) keep() {
 
 // batches groups leases so that each group shares a call. A call is for one
 // tenant: what one tenant is refused must not keep another's keys from being
-// renewed.
+// renewed. A lease of several keys has a call of its own.
 func batches(due []*lease) (all [][]*lease) {
 	slices.SortFunc(due, func(a, b *lease) int { return strings.Compare(a.key.tenant, b.key.tenant) })
 	for len(due) > 0 {
 		n := 1
-		for n < len(due) && n < renewBatch && due[n].key.tenant == due[0].key.tenant {
+		for n < len(due) && n < renewBatch && due[n].key.tenant == due[0].key.tenant &&
+			due[n].key.policy == 0 && due[0].key.policy == 0 {
 			n++
 		}
 		all = append(all, due[:n])
@@ -162,6 +163,10 @@ func (l *lease) renewal(wall int64) *leaseKey {
 
 // renew asks keyd for the leases in batch again.
 func (c *Client) renew(batch []*lease) {
+	if batch[0].key.policy != 0 {
+		c.renewSet(batch[0])
+		return
+	}
 	keys := make([]*leaseKey, len(batch))
 	req := &keydv1.GetBlobKeysRequest{}
 	wall, boot := c.clock.Now()
@@ -172,10 +177,11 @@ func (c *Client) renew(batch []*lease) {
 		req.Queries = append(req.Queries, keys[i].query())
 	}
 	c.mu.Unlock()
-	results, err := c.ask(c.ctx, req)
+	resp, err := c.ask(c.ctx, req)
 	if err == ErrClosed {
 		return
 	}
+	results := resp.GetResults()
 	if err != nil {
 		c.log.Warn("renewing leases failed", "leases", len(batch), "outcome", words(OutcomeOf(err)))
 		results = make([]*keydv1.BlobKeyResult, len(batch))

@@ -44,6 +44,11 @@ type lease struct {
 	sealer *envelope.Sealer
 	opener *envelope.Opener
 
+	// Of a lease of several keys: the ids of those that were granted, of which
+	// id is the first, and what is known of all recipients.
+	ids     []envelope.KeyID
+	members atomic.Pointer[[]member]
+
 	// When the lease is over. They only grow.
 	wallEnd atomic.Int64 // Unix nanoseconds
 	bootEnd atomic.Int64

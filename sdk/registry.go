@@ -33,6 +33,7 @@ type registry struct {
 const (
 	sealerCost = 4 << 10
 	openerCost = 16 << 10
+	memberCost = 256 // of a lease of several keys, each
 )
 
 func (l *lease) cost() int64 {
@@ -40,7 +41,7 @@ func (l *lease) cost() int64 {
 	if l.opener != nil {
 		n = openerCost
 	}
-	return n + int64(len(l.key.tenant)+len(l.key.subject)+len(l.key.class))
+	return n + int64(len(l.ids))*memberCost + int64(len(l.key.tenant)+len(l.key.subject)+len(l.key.class))
 }
 
 func newRegistry(maxEntries int, maxBytes int64) *registry {
@@ -55,8 +56,10 @@ func newRegistry(maxEntries int, maxBytes int64) *registry {
 // watch makes a lease known that is not to be held.
 func (r *registry) watch(l *lease) {
 	l.place = -1
-	k := idKey{l.key.tenant, l.id}
-	r.byID[k] = append(r.byID[k], weak.Make(l))
+	for _, id := range l.keyIDs() {
+		k := idKey{l.key.tenant, id}
+		r.byID[k] = append(r.byID[k], weak.Make(l))
+	}
 }
 
 // admit makes l known and puts it in the table, in the place of an older one,
@@ -138,7 +141,11 @@ func (r *registry) drop(l *lease, why error) {
 // that are not, or that have ended.
 func (r *registry) each(fn func(*lease)) {
 	for k := range r.byID {
-		r.eachOf(k, fn)
+		r.eachOf(k, func(l *lease) {
+			if l.id == k.id { // once for a lease of several keys
+				fn(l)
+			}
+		})
 	}
 }
 

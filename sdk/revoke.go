@@ -3,6 +3,7 @@ package sdk
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -197,7 +198,7 @@ func (c *Client) revoke(r *keydv1.Revocation) {
 	switch len(r.GetKeyId()) {
 	case envelope.KeyIDSize:
 		k.id = envelope.KeyID(r.GetKeyId())
-		c.registry.eachOf(idKey{k.tenant, k.id}, func(l *lease) { c.registry.drop(l, why) })
+		c.registry.eachOf(idKey{k.tenant, k.id}, func(l *lease) { c.lose(l, k.id, why) })
 	case 0:
 		if r.GetClassNumber() == 0 { // the whole tenant
 			c.dead.overtake()
@@ -234,8 +235,17 @@ func (c *Client) forget(tenant, subject string) {
 	defer c.mu.Unlock()
 	c.dead.add(deadKey{tenant: tenant, subject: subject}, keydv1.Outcome_OUTCOME_UNSPECIFIED)
 	c.registry.each(func(l *lease) {
-		if l.key.tenant == tenant && l.key.subject == subject {
-			c.registry.drop(l, errDropped)
+		if l.key.tenant != tenant {
+			return
+		}
+		if l.key.policy == 0 {
+			if l.key.subject == subject {
+				c.registry.drop(l, errDropped)
+			}
+			return
+		}
+		if place := slices.Index(l.key.subjects(), subject); place >= 0 {
+			c.loseSubject(l, place)
 		}
 	})
 }

@@ -109,7 +109,7 @@ func openKey(t *Target, h *envelope.Header, form envelope.Form) (leaseKey, error
 		return leaseKey{}, envelope.ErrWrongForm
 	}
 	if h.Policy != envelope.Single {
-		return leaseKey{}, invalid("blob", "the blob is sealed for several subjects")
+		return leaseKey{}, invalid("blob", "the blob is sealed for several subjects; open it for a Group")
 	}
 	return leaseKey{
 		tenant: t.Tenant, subject: t.Subject, class: t.Class,

@@ -15,6 +15,7 @@ import (
 type held struct {
 	client *Client
 	lease  *lease
+	set    *set // whom it is for, if for a Group
 	once   sync.Once
 }
 
@@ -48,7 +49,7 @@ func (s *held) err(err error) error {
 	case errDropped:
 		return unavailable("the key was dropped while the stream was open")
 	}
-	return why
+	return s.set.told(why)
 }
 
 // Writer seals what is written to it as a stream. It is for one goroutine at
@@ -68,16 +69,8 @@ func (c *Client) SealWriter(ctx context.Context, t Target, w io.Writer) (*Writer
 	if err := t.validate(); err != nil {
 		return nil, err
 	}
-	s, err := c.hold(ctx, &leaseKey{tenant: t.Tenant, subject: t.Subject, class: t.Class, purpose: keydv1.Purpose_PURPOSE_SEAL})
-	if err != nil {
-		return nil, err
-	}
-	ew, err := s.lease.sealer.NewWriter(ctx, w, t.Context, envelope.StreamOptions{})
-	if err != nil {
-		s.release()
-		return nil, s.err(err)
-	}
-	return &Writer{held: held{client: c, lease: s.lease}, w: ew}, nil
+	k := leaseKey{tenant: t.Tenant, subject: t.Subject, class: t.Class, purpose: keydv1.Purpose_PURPOSE_SEAL}
+	return c.sealWriter(ctx, &k, nil, t.Context, w)
 }
 
 // Write seals p. After an error the stream cannot be completed.

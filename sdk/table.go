@@ -16,6 +16,9 @@ import (
 type leaseKey struct {
 	tenant, subject, class string
 	purpose                keydv1.Purpose
+	// policy is zero for a key of one subject. Otherwise the lease is of
+	// several keys, and subject is an encoded set; see encodeSet.
+	policy Policy
 	// For opening, as in the blob's header.
 	id          envelope.KeyID
 	classNumber uint16

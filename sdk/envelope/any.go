@@ -3,6 +3,7 @@ package envelope
 import (
 	"crypto/rand"
 	"crypto/sha256"
+	"errors"
 )
 
 // Under the policy Any every blob has a random content key, which its header
@@ -77,6 +78,23 @@ func (s *Sealer) appendAny(dst, plaintext []byte, bound Context) ([]byte, error)
 	return blob, nil
 }
 
+// errForgotten: the key was there a moment ago.
+var errForgotten = errors.New("envelope: key was forgotten")
+
+// unwrapFirst unwraps for the first recipient that o has a key for, whose
+// position it returns.
+func (o *Opener) unwrapFirst(keys *contentKeys, h *Header) (int, error) {
+	for {
+		i, err := o.accept(h, h.Form)
+		if err != nil {
+			return 0, err
+		}
+		if err = o.unwrap(keys, h, i); err != errForgotten {
+			return i, err
+		}
+	}
+}
+
 // unwrap sets keys to what is derived from the content key of an ANY blob,
 // using the first recipient in the order of the header that o has a key for,
 // whose position is i.
@@ -87,7 +105,7 @@ func (o *Opener) unwrap(keys *contentKeys, h *Header, i int) error {
 	defer func() { clear(content) }()
 	err := o.m.use(func() error {
 		for j := range o.m.wrap {
-			if o.m.wrap[j].id != h.Recipients[i] {
+			if o.m.wrap[j].id != h.Recipients[i] || o.m.wrap[j].gone {
 				continue
 			}
 			aead, err := newXAES(&o.m.wrap[j].key, pre)
@@ -100,7 +118,7 @@ func (o *Opener) unwrap(keys *contentKeys, h *Header, i int) error {
 			}
 			return nil
 		}
-		return ErrWrongRecipient
+		return errForgotten
 	})
 	if err != nil {
 		return err

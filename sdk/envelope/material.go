@@ -102,8 +102,9 @@ type material struct {
 
 // wrapKey wraps the content keys of ANY blobs for one recipient.
 type wrapKey struct {
-	id  KeyID
-	key secretKey
+	id   KeyID
+	key  secretKey
+	gone bool // forgotten
 }
 
 func newMaterial(policy Policy, keys []*Key) (*material, error) {
@@ -149,6 +150,31 @@ func (m *material) use(fn func() error) error {
 		return ErrWiped
 	}
 	return fn()
+}
+
+// holds reports whether the key of an ANY blob's recipient is there. Of wiped
+// material it is said to be: that it was wiped is told later.
+func (m *material) holds(id KeyID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range m.wrap {
+		if m.wrap[i].id == id && !m.wrap[i].gone {
+			return true
+		}
+	}
+	return m.dead.Load()
+}
+
+// forget zeroes the key of one recipient of ANY blobs.
+func (m *material) forget(id KeyID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range m.wrap {
+		if m.wrap[i].id == id {
+			clear(m.wrap[i].key[:])
+			m.wrap[i].gone = true
+		}
+	}
 }
 
 // wipe zeroes the secrets. The key schedules inside the standard library's

@@ -59,6 +59,11 @@ func (o *Opener) Wipe() {
 	o.cache.drop()
 }
 
+// Forget zeroes the key of one recipient of an opener for the policy Any, which
+// then opens what the keys that are left can open. Streams that it has begun to
+// open go on. For other policies it does nothing; see Wipe.
+func (o *Opener) Forget(id KeyID) { o.m.forget(id) }
+
 // Append opens a one-shot blob and appends its plaintext to dst. It does not
 // allocate when dst has room for the plaintext, except for blobs of the policy
 // Any and for prefixes not seen lately. blob must not overlap dst's unused
@@ -194,7 +199,7 @@ func (o *Opener) accept(h *Header, f Form) (int, error) {
 	first := -1
 	for i, id := range h.Recipients {
 		if slices.Contains(o.header.Recipients, id) {
-			if first < 0 {
+			if first < 0 && (o.policy != Any || o.m.holds(id)) {
 				first = i
 			}
 		} else {
@@ -219,8 +224,7 @@ func (o *Opener) appendAny(dst, blob []byte, bound Context) ([]byte, KeyID, erro
 	if err != nil {
 		return dst, KeyID{}, err
 	}
-	i, err := o.accept(h, OneShot)
-	if err != nil {
+	if _, err := o.accept(h, OneShot); err != nil {
 		return dst, KeyID{}, err
 	}
 	if err := o.admit(); err != nil {
@@ -228,7 +232,8 @@ func (o *Opener) appendAny(dst, blob []byte, bound Context) ([]byte, KeyID, erro
 	}
 	var keys contentKeys
 	defer keys.wipe()
-	if err := o.unwrap(&keys, h, i); err != nil {
+	i, err := o.unwrapFirst(&keys, h)
+	if err != nil {
 		return dst, KeyID{}, err
 	}
 	p, err := parsePayload(blob[n:], h.Bound)

@@ -66,7 +66,7 @@ func (o *Opener) start(h *Header, r io.Reader, bound Context) (*openedStream, er
 	defer keys.wipe()
 	var enc *encodedHeader
 	if o.policy == Any {
-		if err := o.unwrap(&keys, h, i); err != nil {
+		if i, err = o.unwrapFirst(&keys, h); err != nil {
 			return nil, err
 		}
 		enc = encode(h)

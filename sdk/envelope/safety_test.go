@@ -738,3 +738,62 @@ func TestNoMixing(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An opener for several goes on with the keys that are left, and so does a
+// stream that it has begun with one that is not.
+func TestForget(t *testing.T) {
+	keys := []*Key{{ID: KeyID{1}, Secret: [KeySize]byte{1}}, {ID: KeyID{2}, Secret: [KeySize]byte{2}}, {ID: KeyID{3}, Secret: [KeySize]byte{3}}}
+	s, err := NewMultiSealer(Any, keys, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := NewMultiOpener(Any, keys, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	blob, err := s.Append(nil, []byte("said"), Context{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stream bytes.Buffer
+	w, err := s.NewWriter(t.Context(), &stream, Context{}, StreamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Write([]byte("said"))
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r, err := o.NewReader(t.Context(), &stream, Context{}, StreamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, k := range keys {
+		plain, by, err := o.AppendBy(nil, blob, Context{})
+		if err != nil || string(plain) != "said" || by != k.ID {
+			t.Errorf("%d forgotten: opened by %v: %v", i, by, err)
+		}
+		o.Forget(k.ID)
+		if o.m.wrap[i].key != (secretKey{}) {
+			t.Errorf("key %d is still there", i)
+		}
+	}
+	if _, _, err := o.AppendBy(nil, blob, Context{}); err != ErrWrongRecipient {
+		t.Errorf("all forgotten: %v", err)
+	}
+	if plain, err := io.ReadAll(r); err != nil || string(plain) != "said" {
+		t.Errorf("the stream: %q, %v", plain, err)
+	}
+	o.Wipe()
+	if _, _, err := o.AppendBy(nil, blob, Context{}); err != ErrWiped {
+		t.Errorf("wiped: %v", err)
+	}
+	single, err := NewOpener(keys[0], Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	single.Forget(keys[0].ID)
+	if single.m.keys.commit == ([CommitmentSize]byte{}) {
+		t.Error("Forget does something for one key")
+	}
+}
