@@ -634,6 +634,13 @@ func TestVerificationFinds(t *testing.T) {
 			p.destroy("person-1")
 			r.put(key, row)
 		},
+		"an old key of somebody who is destroyed": func(r *rig, p *people, carried func([]byte) string) {
+			key := carried(p.keys["person-1"].KeyId)
+			key = key[:4] + "\x01" + key[5:]
+			row := r.rows(key)[key]
+			p.destroy("person-1")
+			r.put(key, row)
+		},
 		"a pseudonym key that is missing": func(r *rig, _ *people, _ func([]byte) string) {
 			for k := range r.rows("w\x00\x00\x00\x02P") {
 				r.remove(k)
@@ -947,6 +954,7 @@ func TestNoKEKReturnsFromAFetchUnderWay(t *testing.T) {
 // lateUnwrap holds back the answer of one Unwrap.
 type lateUnwrap struct {
 	keys.KMS
+	epoch   uint32 // zero: any
 	mu      sync.Mutex
 	held    bool
 	holding chan struct{}
@@ -962,8 +970,8 @@ func (l *lateUnwrap) hold() {
 func (l *lateUnwrap) Unwrap(ctx context.Context, root string, b []byte, ec keys.EncryptionContext) ([]byte, error) {
 	key, err := l.KMS.Unwrap(ctx, root, b, ec)
 	l.mu.Lock()
-	held := l.held
-	l.held = false
+	held := l.held && (l.epoch == 0 || l.epoch == ec.Epoch)
+	l.held = l.held && !held
 	l.mu.Unlock()
 	if held {
 		close(l.holding)

@@ -487,3 +487,172 @@ func TestFencing(t *testing.T) {
 		}
 	}
 }
+
+// commits counts the commits of a store, and stops at those that a test wants.
+type commits struct {
+	mu   sync.Mutex
+	n    int
+	stop map[int]func()
+}
+
+func (c *commits) at(n int, fn func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stop == nil {
+		c.stop = make(map[int]func())
+	}
+	c.stop[c.n+n] = fn
+}
+
+func (c *commits) fault(op string) fault {
+	c.mu.Lock()
+	c.n++
+	fn := c.stop[c.n]
+	c.mu.Unlock()
+	if fn != nil {
+		fn()
+	}
+	return none
+}
+
+// A first use that is about to commit when the epoch opens that follows its
+// own is made again, under the open one.
+func TestFirstUseMeetsTheOpening(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	r.seal("someone", "trace")
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	r.stepTo(2, preparing)
+	var c commits
+	store.fault = c.fault
+	sealed, atCommit, opened := make(chan *keydv1.BlobKey), make(chan struct{}), make(chan struct{})
+	// Two tenants get their KEKs, then the epoch opens.
+	c.at(3, func() {
+		c.at(1, func() {
+			close(atCommit)
+			<-opened
+		})
+		go func() {
+			k, err := r.ask(sealQuery("acme", "late", "trace"))
+			if err != nil {
+				t.Error(err)
+			}
+			sealed <- k
+		}()
+		<-atCommit
+	})
+	if _, err := r.StepDuties(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.wantState(2, open)
+	close(opened)
+	k := <-sealed
+	for key := range r.rows("w\x00\x00\x00\x01D") {
+		if k != nil && strings.HasSuffix(key, string(k.KeyId)) {
+			t.Fatal("a key was committed under the epoch that drains")
+		}
+	}
+	r.work()
+	if got := r.seal("late", "trace"); k == nil || !bytes.Equal(got.Key, k.Key) {
+		t.Error("another key")
+	}
+}
+
+// A tenant that another keyd makes just before the next epoch opens, after all
+// tenants were looked through, has its KEK of it.
+func TestTenantMeetsTheOpening(t *testing.T) {
+	t.Run("begun while it is prepared", func(t *testing.T) {
+		r, store, _ := newMemoryRig(t)
+		other := r.another()
+		if err := r.TakeDuties(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		r.stepTo(2, preparing)
+		var c commits
+		store.fault = c.fault
+		c.at(3, func() {
+			if _, err := other.CreateTenant(t.Context(), "late", nil); err != nil {
+				t.Error(err)
+			}
+		})
+		if _, err := r.StepDuties(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.wantState(2, open)
+		if _, err := r.ask(sealQuery("late", "ann", "trace")); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("begun before", func(t *testing.T) {
+		r, store, kms := newMemoryRig(t)
+		other := r.another()
+		if err := r.TakeDuties(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		var c commits
+		var h hooks
+		kms.fault = h.fault
+		atFlip, made, flipped := make(chan struct{}), make(chan struct{}), make(chan error)
+		h.once("wrap", func() { // the other keyd wraps the tenant's KEK
+			r.stepTo(2, preparing)
+			c.at(3, func() {
+				close(atFlip)
+				<-made
+			})
+			store.fault = c.fault
+			go func() {
+				_, err := r.StepDuties(t.Context())
+				flipped <- err
+			}()
+			<-atFlip
+		})
+		if _, err := other.CreateTenant(t.Context(), "late", nil); err != nil {
+			t.Error(err)
+		}
+		close(made)
+		if err := <-flipped; err != nil {
+			t.Fatal(err)
+		}
+		r.wantState(2, open)
+		if _, err := r.ask(sealQuery("late", "ann", "trace")); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A KEK that was being fetched when its epoch drained is not kept.
+func TestNoKEKOfADrainedEpochReturns(t *testing.T) {
+	r, _, kms := newMemoryRig(t)
+	p := r.populate(3)
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	r.stepTo(1, draining)
+	late := &lateUnwrap{KMS: kms.KMS, epoch: 1}
+	kms.KMS = late
+	r.clock.Advance(20 * time.Minute) // the lease of the KEKs is over
+	late.hold()
+	answer := make(chan error)
+	go func() {
+		_, err := r.ask(openQuery("acme", "person-0", "trace", p.keys["person-0"]))
+		answer <- err
+	}()
+	<-late.holding
+	r.stepTo(1, drained)
+	r.work()
+	close(late.release)
+	if err := <-answer; err != nil {
+		t.Errorf("the call that it was for: %v", err)
+	}
+	if n := r.HeldKEKs(1); n != 0 {
+		t.Errorf("%d KEKs of the drained epoch are held", n)
+	}
+	p.check()
+}
