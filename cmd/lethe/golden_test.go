@@ -60,6 +60,9 @@ func TestJSON(t *testing.T) {
 
 	run("", "version")
 	run("", "status")
+	run("", "epoch status")
+	run("", "epoch confirm-clock")
+	run("", "epoch cancel 1")
 	run("", "tenant create beta --class memory:30d:1m --class trace:1d:0s")
 	run("", "tenant list")
 	run("", "class put note --tenant beta --width 1h --lease 10s")

@@ -37,10 +37,10 @@ type cli struct {
 	app  func(*app) // changes how the next command lines run
 }
 
-func newCLI(t *testing.T) *cli {
+func newCLI(t *testing.T, opts ...sdktest.Option) *cli {
 	t.Helper()
 	c := offlineCLI(t)
-	c.keyd = sdktest.Start(t)
+	c.keyd = sdktest.Start(t, opts...)
 	c.ok("", "tenant", "create", "acme")
 	return c
 }

@@ -184,17 +184,26 @@ func (a *app) receiptGetCommand() *cobra.Command {
 	var s subjectFlags
 	var requestID string
 	var index uint64
+	var wait string
 	var output outputFlags
 	var c *cobra.Command
 	c = a.command(&cobra.Command{
-		Use:   "get --tenant T (--request-id ID | --index N | --subject S) [-o FILE]",
+		Use:   "get --tenant T (--request-id ID | --index N | --subject S) [--wait STAGE] [-o FILE]",
 		Short: "Get a receipt from keyd",
 		Long: `Get fetches the receipt of a request, of an entry of the ledger, or of the newest
-entry about a subject. Without --json and -o it writes the receipt and nothing
-else. It verifies nothing: see receipt verify.`,
+entry about a subject, with all later stages that there are. Without --json and
+-o it writes the receipt and nothing else. It verifies nothing: see receipt
+verify.
+
+With --wait it waits until the receipt of a destruction says that it is
+sanitised, or final: until the epoch is closed in which it was made.`,
 		Example: `  lethe receipt get --tenant acme --request-id case-17 -o receipt.json
+  lethe receipt get --tenant acme --request-id case-17 --wait final -o receipt.json
   lethe receipt get --tenant acme --index 42 | lethe receipt verify - --key-file ledger.key`,
 	}, func(ctx context.Context, _ []string) error {
+		if wait != "" && wait != "sanitised" && wait != "final" {
+			return usagef("--wait takes sanitised or final")
+		}
 		req := &keydv1.GetReceiptRequest{Tenant: s.tenant}
 		switch f := c.Flags(); {
 		case f.Changed("request-id"):
@@ -214,10 +223,15 @@ else. It verifies nothing: see receipt verify.`,
 		}
 		defer out.discard()
 		var res *keydv1.GetReceiptResponse
-		err = a.withClient(ctx, func(ctx context.Context, client *sdk.Client) (err error) {
+		get := func(ctx context.Context, client *sdk.Client) (err error) {
 			res, err = keydv1.NewLedgerServiceClient(client.Conn()).GetReceipt(ctx, req)
 			return err
-		})
+		}
+		if wait == "" {
+			err = a.withClient(ctx, get)
+		} else {
+			err = a.awaitStage(ctx, wait, get, func() []byte { return res.GetReceipt() })
+		}
 		if err != nil {
 			return err
 		}
@@ -236,10 +250,57 @@ else. It verifies nothing: see receipt verify.`,
 	f := c.Flags()
 	f.StringVar(&requestID, "request-id", "", "the id of the request")
 	f.Uint64Var(&index, "index", 0, "the entry's index in the ledger")
+	f.StringVar(&wait, "wait", "", "wait until a destruction is sanitised, or final")
+	_ = c.RegisterFlagCompletionFunc("wait", cobra.FixedCompletions([]string{"sanitised", "final"}, cobra.ShellCompDirectiveNoFileComp))
 	output.add(c)
 	c.MarkFlagsOneRequired("request-id", "index", "subject", "subject-file")
 	c.MarkFlagsMutuallyExclusive("request-id", "index", "subject", "subject-file")
 	return c
+}
+
+// awaitStage gets a receipt until it states a stage.
+func (a *app) awaitStage(ctx context.Context, stage string, get func(context.Context, *sdk.Client) error, got func() []byte) error {
+	client, err := a.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return a.await(ctx, func(ctx context.Context) (bool, error) {
+		if err := get(ctx, client); err != nil {
+			return false, err
+		}
+		return states(got(), stage)
+	})
+}
+
+// states reports whether an unverified receipt states a stage of a destruction.
+func states(b []byte, stage string) (bool, error) {
+	entries, err := receipt.Parse(b)
+	if err != nil {
+		return false, &evidenceError{err}
+	}
+	for i, e := range entries {
+		s, err := receipt.ParseStatement(e.Statement)
+		if err != nil {
+			return false, &evidenceError{err}
+		}
+		switch s.Kind {
+		case receipt.Sanitised:
+			if stage == "sanitised" {
+				return true, nil
+			}
+		case receipt.EpochClosed:
+			return true, nil
+		case receipt.Destroyed, receipt.Expired, receipt.Scheduled, receipt.EpochRetiring, receipt.EpochCancelled:
+		case receipt.Cancelled:
+			return false, fmt.Errorf("%w: the destruction was called off, and has no later stages", sdk.ErrConflict)
+		default:
+			if i == 0 {
+				return false, usagef("--wait is for receipts of destructions")
+			}
+		}
+	}
+	return false, nil
 }
 
 // keyFlags are the verifier keys that somebody pinned.

@@ -118,7 +118,7 @@ key for good, and shows and verifies the evidence of that. It talks to keyd.`,
 	}
 	add("data", a.sealCommand(), a.openCommand(), a.inspectCommand())
 	add("people", a.destroyCommand(), a.cancelCommand(), a.subjectCommand(), a.holdCommand())
-	add("evidence", a.receiptCommand(), a.ledgerCommand())
+	add("evidence", a.receiptCommand(), a.ledgerCommand(), a.epochCommand())
 	add("setup", a.tenantCommand(), a.classCommand(), a.statusCommand())
 	root.AddCommand(a.versionCommand(), exitCodesTopic())
 	return root

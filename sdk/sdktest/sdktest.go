@@ -30,12 +30,14 @@ import (
 
 // Keyd is a running keyd. It ends with its test.
 type Keyd struct {
-	dir    string
-	cfg    keyd.Config
-	mu     sync.Mutex
-	server *keyd.Server
-	closes []func() error
-	conn   *grpc.ClientConn
+	dir string
+	cfg keyd.Config
+	// waiting is the waiting period of the KMS.
+	waiting time.Duration
+	mu      sync.Mutex
+	server  *keyd.Server
+	closes  []func() error
+	conn    *grpc.ClientConn
 }
 
 // Option changes how a Keyd is made.
@@ -51,6 +53,13 @@ func WithLog(w io.Writer) Option {
 	return func(k *Keyd) {
 		k.cfg.Log, k.cfg.Audit = slog.New(slog.NewTextHandler(w, nil)), w
 	}
+}
+
+// WithEpochs makes the end of an epoch come soon: keyd serves for that long
+// without its KMS, the root of a drained epoch stays disabled for as long, and
+// is destroyed after the waiting period.
+func WithEpochs(kekLease, waiting time.Duration) Option {
+	return func(k *Keyd) { k.cfg.KEKLease, k.cfg.Soak, k.waiting = kekLease, kekLease, waiting }
 }
 
 // WithHeartbeat sets how often a silent revocation stream shows that it lives.
@@ -112,7 +121,7 @@ func (k *Keyd) start(create bool) (err error) {
 		}
 	}()
 	kms, err := local.Open(local.Options{
-		Path: filepath.Join(k.dir, "roots"), Keyfile: filepath.Join(k.dir, "keyfile"), Create: create, Clock: cfg.Clock,
+		Path: filepath.Join(k.dir, "roots"), Keyfile: filepath.Join(k.dir, "keyfile"), Create: create, Clock: cfg.Clock, Waiting: k.waiting,
 	})
 	if err != nil {
 		return err
