@@ -15,6 +15,20 @@
 // folded or normalised. Opening something that is not a blob is [ErrNotSealed];
 // nothing is ever passed through.
 //
+// # Several people
+//
+// What is as much one person's as another's is sealed for a [Group]: of the
+// policy [All] it is gone with the first of them, of [Any] it opens while one of
+// them lives, and [Client.OpenGroup] reports who does not. That is how to treat
+// what was derived from several: the only source erased, it is gone
+// ([ErrErased]); some erased, it opens and [Report.Gone] has them, so that it can
+// be made again without; none, it is left alone. Until it is made again, the
+// survivors read in an Any blob also what the erased have contributed.
+//
+// The keys of a group are leased by one call, however many they are, and make
+// one lease, which is revoked for All by the loss of one and for Any by the loss
+// of the last. Reports and errors name subjects by their place in the Group.
+//
 // # Leases
 //
 // A key is kept for as long as its lease says, which the class's policy sets:

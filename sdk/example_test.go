@@ -139,3 +139,41 @@ func ExampleClient_SealWriter() {
 	fmt.Println(n, err)
 	// Output: 1400000 <nil>
 }
+
+// A memory blended from several people opens while one of them lives, and
+// tells who is gone, so that it can be made again without them.
+func ExampleClient_OpenGroup() {
+	ctx := context.Background()
+	client, err := sdk.Dial(ctx, exampleAddress())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+
+	sources := sdk.Group{
+		Tenant: "acme", Class: "memory", Policy: sdk.Any,
+		Subjects: []string{"user-1", "user-2", "user-3"},
+	}
+	blob, err := client.SealGroup(ctx, sources, []byte("they plan a trip together"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = client.DestroyKey(ctx, sdk.DestroyRequest{
+		Tenant: "acme", Subject: "user-2", RequestID: "ticket-2042", Reason: "gdpr-art17",
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	memory, report, err := client.OpenGroup(ctx, sources, blob)
+	if err != nil {
+		log.Fatal(err) // sdk.ErrErased: nobody is left, delete it
+	}
+	fmt.Println(string(memory))
+	for _, r := range report.Gone() {
+		fmt.Println("make it again without", sources.Subjects[r.Index])
+	}
+	// Output:
+	// they plan a trip together
+	// make it again without user-2
+}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -140,18 +141,57 @@ func (f *fakeKeyd) GetBlobKeys(ctx context.Context, req *keydv1.GetBlobKeysReque
 			f.seals.Add(1)
 		}
 		r := &keydv1.BlobKeyResult{}
+		if q.Purpose == keydv1.Purpose_PURPOSE_OPEN && len(q.KeyId) == 0 && len(req.Recipients) > 0 {
+			q = f.among(q, req.Recipients)
+			r.KeyId = q.KeyId
+		}
 		if key, outcome := f.blobKey(q); outcome == keydv1.Outcome_OUTCOME_UNSPECIFIED {
 			r.Result = &keydv1.BlobKeyResult_Key{Key: key}
 		} else {
 			r.Result = &keydv1.BlobKeyResult_Failure{Failure: &keydv1.Failure{Outcome: outcome, Message: "as scripted"}}
 		}
+		if o := r.GetFailure().GetOutcome(); o == keydv1.Outcome_OUTCOME_WRONG_SUBJECT || o == keydv1.Outcome_OUTCOME_UNKNOWN {
+			r.KeyId = nil
+		}
 		resp.Results = append(resp.Results, r)
 	}
+	resp.Recipients = f.states(req.Recipients)
 	f.mu.Unlock()
 	if answer != nil {
 		return answer(ctx, req, resp)
 	}
 	return resp, nil
+}
+
+// among returns q with the key id among recipients that is its subject's.
+func (f *fakeKeyd) among(q *keydv1.BlobKeyQuery, recipients [][]byte) *keydv1.BlobKeyQuery {
+	for _, k := range f.keys {
+		for _, id := range recipients {
+			if k.tenant == q.Tenant && k.subject == string(q.SubjectId) && slices.Equal(k.id, id) {
+				q = proto.Clone(q).(*keydv1.BlobKeyQuery)
+				q.KeyId = id
+				return q
+			}
+		}
+	}
+	q = proto.Clone(q).(*keydv1.BlobKeyQuery)
+	q.KeyId = recipients[0] // somebody else's
+	return q
+}
+
+// states tells what has become of recipients.
+func (f *fakeKeyd) states(recipients [][]byte) (all []*keydv1.Recipient) {
+	for _, id := range recipients {
+		r := &keydv1.Recipient{Outcome: keydv1.Outcome_OUTCOME_UNKNOWN}
+		for _, k := range f.keys {
+			if slices.Equal(k.id, id) {
+				sum := sha256.Sum256([]byte(k.subject))
+				r = &keydv1.Recipient{Handle: sum[:16], Outcome: k.outcome}
+			}
+		}
+		all = append(all, r)
+	}
+	return all
 }
 
 func (f *fakeKeyd) now() time.Time {

@@ -129,7 +129,7 @@ func (e *GroupError) Error() string {
 			at = append(at, fmt.Sprint(m.Index+1))
 		}
 	}
-	if len(at) == 0 {
+	if len(at) == 0 || len(e.Recipients) == 1 {
 		return e.err.Error()
 	}
 	return fmt.Sprintf("%v (subject %s of those named)", e.err, strings.Join(at, ", "))

@@ -7,8 +7,11 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	keydv1 "lethe/proto/keyd/v1"
 	"lethe/sdk"
@@ -387,5 +390,184 @@ func TestGroupPending(t *testing.T) {
 	openGroup(t, c, all, allBlob, "said")
 	if r := openGroup(t, dialKeyd(t, k), any, anyBlob, "said"); !r.Intact() {
 		t.Errorf("cancelled: %+v", r)
+	}
+}
+
+// One call for all keys, whatever their number and however many wait for it,
+// and none while the lease lasts.
+func TestGroupIsOneCall(t *testing.T) {
+	c, f, _ := start(t)
+	var people []string
+	for i := range sdk.MaxSubjects {
+		people = append(people, fmt.Sprint("person-", i))
+	}
+	for _, policy := range []sdk.Policy{sdk.All, sdk.Any} {
+		g := groupOf(policy, people...)
+		calls, asked := f.calls.Load(), f.asked.Load()
+		blob := sealGroup(t, c, g, "said")
+		if n, q := f.calls.Load()-calls, f.asked.Load()-asked; n != 1 || q != int64(len(people)) {
+			t.Errorf("%v: %d calls of %d queries to seal", policy, n, q)
+		}
+		calls, asked = f.calls.Load(), f.asked.Load()
+		gate := make(chan struct{})
+		f.with(func() { f.answer = held(gate) })
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() { openGroup(t, c, g, blob, "said") })
+		}
+		eventually(t, "the call is under way", func() bool { return f.calls.Load() > calls })
+		close(gate)
+		wg.Wait()
+		sealGroup(t, c, g, "said")
+		openGroup(t, c, g, blob, "said")
+		if n, q := f.calls.Load()-calls, f.asked.Load()-asked; n != 1 || q != int64(len(people)) {
+			t.Errorf("%v: %d calls of %d queries to open", policy, n, q)
+		}
+	}
+}
+
+// A group's lease ends, is renewed if hot and only then, and bounds an outage.
+func TestGroupLease(t *testing.T) {
+	for _, policy := range []sdk.Policy{sdk.All, sdk.Any} {
+		c, f, clock := start(t)
+		g := groupOf(policy, "ann", "bob", "cleo")
+		blob := sealGroup(t, c, g, "said")
+		openGroup(t, c, g, blob, "said")
+		openGroup(t, c, g, blob, "said") // found: hot
+		sealGroup(t, c, g, "said")
+		calls := f.calls.Load()
+		clock.Advance(50 * time.Second)
+		eventually(t, "both are renewed", func() bool { return f.calls.Load() == calls+2 && c.Settled() })
+		clock.Advance(40 * time.Second) // they would have ended
+		openGroup(t, c, g, blob, "said")
+		clock.Advance(15 * time.Second)
+		eventually(t, "the one in use is renewed", func() bool { return f.calls.Load() == calls+3 && c.Settled() })
+
+		f.setDown(true)
+		clock.Advance(15 * time.Second)
+		openGroup(t, c, g, blob, "said")
+		clock.Advance(time.Minute)
+		if _, _, err := c.OpenGroup(t.Context(), g, blob); !errors.Is(err, sdk.ErrUnavailable) {
+			t.Errorf("%v: open in an outage: %v", policy, err)
+		}
+		if _, err := c.SealGroup(t.Context(), g, nil); !errors.Is(err, sdk.ErrUnavailable) {
+			t.Errorf("%v: seal in an outage: %v", policy, err)
+		}
+		eventually(t, "all keys are gone", func() bool { _, known := c.Leases(); return known == 0 })
+	}
+}
+
+// A renewal that finds somebody gone takes away his key and no other's.
+func TestGroupRenewalFindsSomebodyGone(t *testing.T) {
+	c, f, clock := start(t, sdk.WithRevocations(false))
+	all, any := groupOf(sdk.All, "ann", "bob"), groupOf(sdk.Any, "ann", "bob")
+	allBlob, anyBlob := sealGroup(t, c, all, "said"), sealGroup(t, c, any, "said")
+	for range 2 {
+		openGroup(t, c, all, allBlob, "said")
+		openGroup(t, c, any, anyBlob, "said")
+	}
+	f.kill("ann", erased, false)
+	openGroup(t, c, all, allBlob, "said") // within the lease
+	calls := f.calls.Load()
+	clock.Advance(50 * time.Second)
+	eventually(t, "they are renewed", func() bool { return f.calls.Load() >= calls+2 && c.Settled() })
+	calls = f.calls.Load()
+	if r := openGroup(t, c, any, anyBlob, "said"); !slices.Equal(outcomes(r), []keydv1.Outcome{erased, lives}) {
+		t.Errorf("any: %+v", r)
+	}
+	if n := f.calls.Load(); n != calls {
+		t.Errorf("%d calls more for whoever is left", n-calls)
+	}
+	if _, _, err := c.OpenGroup(t.Context(), all, allBlob); !errors.Is(err, sdk.ErrErased) {
+		t.Errorf("all: %v", err)
+	}
+}
+
+// A revocation that overtakes the answer: All is dead, Any is asked for again.
+func TestRevocationOvertakesGroup(t *testing.T) {
+	for _, policy := range []sdk.Policy{sdk.All, sdk.Any} {
+		c, f, _ := start(t)
+		g := groupOf(policy, "ann", "bob")
+		blob := sealGroup(t, c, g, "said")
+		eventually(t, "it is watched", func() bool { return f.isWatching("acme") })
+		gate := make(chan struct{})
+		f.with(func() { f.answer = held(gate) })
+		calls := f.calls.Load()
+		type opened struct {
+			r   *sdk.Report
+			err error
+		}
+		done := make(chan opened)
+		go func() {
+			_, r, err := c.OpenGroup(t.Context(), g, blob)
+			done <- opened{r, err}
+		}()
+		eventually(t, "the call is under way", func() bool { return f.calls.Load() > calls })
+		f.kill("bob", erased, true)
+		eventually(t, "the revocation has come", func() bool { mapped, _ := c.Leases(); return mapped == 0 })
+		close(gate)
+		o := <-done
+		var gone *sdk.GroupError
+		switch {
+		case policy == sdk.All && (!errors.Is(o.err, sdk.ErrErased) || !errors.As(o.err, &gone) || len(gone.Gone()) != 1 || gone.Gone()[0].Index != 1):
+			t.Errorf("all: %v", o.err)
+		case policy == sdk.Any && (o.err != nil || !slices.Equal(outcomes(o.r), []keydv1.Outcome{lives, erased})):
+			t.Errorf("any: %+v, %v", o.r, o.err)
+		}
+	}
+}
+
+// A lease of zero is for one operation, for several as for one.
+func TestGroupZeroLease(t *testing.T) {
+	c, f, _ := start(t)
+	f.setLease(0)
+	for _, policy := range []sdk.Policy{sdk.All, sdk.Any} {
+		g := groupOf(policy, "ann", "bob")
+		blob := sealGroup(t, c, g, "said")
+		for range 3 {
+			calls := f.calls.Load()
+			openGroup(t, c, g, blob, "said")
+			if n := f.calls.Load() - calls; n != 1 {
+				t.Errorf("%v: %d calls", policy, n)
+			}
+		}
+		if _, known := c.Leases(); known != 0 {
+			t.Errorf("%v: %d leases are kept", policy, known)
+		}
+	}
+}
+
+// Past the bucket's end nothing new is sealed under its keys, and a stream goes on.
+func TestGroupBucketBoundary(t *testing.T) {
+	c, f, clock := start(t)
+	f.with(func() { f.width, f.lease = time.Minute, durationpb.New(5*time.Minute) })
+	for _, policy := range []sdk.Policy{sdk.All, sdk.Any} {
+		g := groupOf(policy, "ann", "bob")
+		before := sealGroup(t, c, g, "before")
+		var b bytes.Buffer
+		w, err := c.SealGroupWriter(t.Context(), g, &b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		clock.Advance(time.Minute)
+		after := sealGroup(t, c, g, "after")
+		for range 2 { // the first lease is over, unless renewed
+			clock.Advance(3 * time.Minute)
+			eventually(t, "the stream's lease is renewed", c.Settled)
+		}
+		if _, err := w.Write([]byte("stream")); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatalf("%v: %v", policy, err)
+		}
+		openGroup(t, c, g, before, "before")
+		openGroup(t, c, g, after, "after")
+		h0, _, _ := envelope.ParseHeader(before)
+		h1, _, _ := envelope.ParseHeader(after)
+		h2, _, _ := envelope.ParseHeader(b.Bytes())
+		if h1.Bucket != h0.Bucket+60 || h2.Bucket != h0.Bucket {
+			t.Errorf("%v: buckets %d, %d and %d", policy, h0.Bucket, h1.Bucket, h2.Bucket)
+		}
 	}
 }

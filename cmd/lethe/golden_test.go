@@ -40,10 +40,10 @@ var volatile = []struct {
 func TestJSON(t *testing.T) {
 	c := newCLI(t)
 	var got bytes.Buffer
-	id := c.write("id", "alice\n")
+	id, bob := c.write("id", "alice\n"), c.write("bob", "bob\n")
 	run := func(stdin, line string) {
 		t.Helper()
-		args := strings.Fields(strings.NewReplacer("ID", id, "DIR", c.dir).Replace(line))
+		args := strings.Fields(strings.NewReplacer("ID", id, "BOB", bob, "DIR", c.dir).Replace(line))
 		r := c.run(stdin, append(args, "--json")...)
 		text := strings.ReplaceAll(r.out+r.err, c.dir, "DIR")
 		for _, v := range volatile {
@@ -72,6 +72,10 @@ func TestJSON(t *testing.T) {
 	run("", "open --tenant acme --subject-file ID --class trace --context row=7 -o DIR/opened DIR/sealed")
 	run("", "open --tenant acme --subject-file ID --class trace DIR/sealed")
 	run("", "open --tenant acme --subject bob --class trace --context row=7 DIR/sealed")
+	run("content", "seal --tenant acme --subject-file ID --subject-file BOB --any --class memory -o DIR/blended")
+	run("content", "seal --tenant acme --subject alice --subject bob --class memory -o DIR/nothing")
+	run("", "inspect DIR/blended")
+	run("", "open --tenant acme --subject-file ID --subject-file BOB --class memory -o DIR/mixed DIR/blended")
 	run("", "subject status --tenant acme --subject-file ID")
 	run("", "subject status --tenant acme --subject nobody")
 	run("", "hold place case-1 --tenant acme --subject-file ID --reason litigation --request-id q1")
@@ -82,6 +86,8 @@ func TestJSON(t *testing.T) {
 	run("", "destroy --tenant acme --subject-file ID --reason gdpr-art17 --yes --request-id q2 --receipt DIR/receipt")
 	run("", "subject status --tenant acme --subject-file ID")
 	run("", "open --tenant acme --subject-file ID --class trace --context row=7 DIR/sealed")
+	run("", "open --tenant acme --subject-file ID --subject-file BOB --class memory -o DIR/mixed --force DIR/blended")
+	run("", "open --tenant acme --subject-file BOB --class memory -o DIR/mixed --force DIR/blended")
 	run("", "receipt verify DIR/receipt --key-file DIR/key")
 	run("", "receipt verify DIR/sealed --key-file DIR/key")
 	run("", "receipt get --tenant acme --request-id q2")

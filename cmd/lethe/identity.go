@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"crypto/rand"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -48,17 +49,61 @@ func (s *subjectFlags) read(a *app) (string, error) {
 	}
 	id := s.id
 	if s.flags.Changed("subject-file") {
-		b, err := a.readSmall(s.file, ident.MaxSubject+1)
-		if err != nil {
+		var err error
+		if id, err = a.readSubject(s.file); err != nil {
 			return "", err
 		}
-		id = string(bytes.TrimSuffix(b, []byte("\n")))
 	}
 	return id, ident.Subject(id)
 }
 
 // fromStdin reports whether the id is read from the standard input.
 func (s *subjectFlags) fromStdin() bool { return s.file == "-" }
+
+// subjectsFlags say whose data it is, when it may be several people's.
+type subjectsFlags struct {
+	tenant string
+	ids    []string
+	files  []string
+}
+
+func (s *subjectsFlags) add(a *app, c *cobra.Command) {
+	a.addTenantFlag(c, &s.tenant)
+	c.Flags().StringArrayVar(&s.ids, "subject", nil, "the subject's id; given again for each of several")
+	c.Flags().StringArrayVar(&s.files, "subject-file", nil, "file with the subject's id; -: the standard input; given again for each of several")
+	c.MarkFlagsMutuallyExclusive("subject", "subject-file")
+	c.MarkFlagsOneRequired("subject", "subject-file")
+}
+
+// read returns the subjects' ids, once they and the tenant's were found valid.
+func (s *subjectsFlags) read(a *app) ([]string, error) {
+	if err := ident.Tenant(s.tenant); err != nil {
+		return nil, err
+	}
+	ids := slices.Clone(s.ids)
+	for _, file := range s.files {
+		id, err := a.readSubject(file)
+		if err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	for _, id := range ids {
+		if err := ident.Subject(id); err != nil {
+			return nil, err
+		}
+	}
+	return ids, nil
+}
+
+// fromStdin reports whether an id is read from the standard input.
+func (s *subjectsFlags) fromStdin() bool { return slices.Contains(s.files, "-") }
+
+// readSubject reads the id that a file holds.
+func (a *app) readSubject(file string) (string, error) {
+	b, err := a.readSmall(file, ident.MaxSubject+1)
+	return string(bytes.TrimSuffix(b, []byte("\n"))), err
+}
 
 func (a *app) addTenantFlag(c *cobra.Command, tenant *string) {
 	c.Flags().StringVar(tenant, "tenant", "", "the tenant")

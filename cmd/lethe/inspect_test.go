@@ -30,7 +30,7 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// Blobs for several, which this command line does not make itself.
+// Blobs for several.
 func TestInspectForSeveral(t *testing.T) {
 	c := offlineCLI(t)
 	keys := []*envelope.Key{

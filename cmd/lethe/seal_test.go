@@ -335,3 +335,41 @@ func TestHeadWriter(t *testing.T) {
 		t.Errorf("%d bytes passed on, %d kept, %d counted", out.Len(), len(w.head), w.size)
 	}
 }
+
+// Blobs for several people, of both forms, and what is told of whoever is gone.
+func TestSeveralSubjects(t *testing.T) {
+	c := newCLI(t)
+	both := []string{"--tenant", "acme", "--class", "memory", "--subject", "alice", "--subject", "bob"}
+	for _, n := range []int{10, streamFrom} {
+		all := c.ok(pattern(n), append([]string{"seal", "--all"}, both...)...)
+		either := c.ok(pattern(n), append([]string{"seal", "--any"}, both...)...)
+		for _, blob := range []string{all, either} {
+			r := c.run(blob, append([]string{"open"}, both...)...)
+			if r.code != 0 || r.out != pattern(n) || r.err != "" {
+				t.Fatalf("%d bytes: exit code %d: %s", n, r.code, r.err)
+			}
+			c.fails(19, blob, append([]string{"open", "--subject", "carl"}, both...)...)
+			c.fails(19, blob, "open", "--tenant", "acme", "--class", "memory", "--subject", "carl")
+		}
+		c.fails(19, all, "open", "--tenant", "acme", "--class", "memory", "--subject", "alice")
+		c.ok(either, "open", "--tenant", "acme", "--class", "memory", "--subject", "alice")
+		c.fails(2, "x", append([]string{"seal"}, both...)...)
+		c.fails(2, "x", append([]string{"seal", "--any", "--all"}, both...)...)
+
+		who := fmt.Sprint("dora-", n)
+		three := append([]string{"--subject", who}, both...)
+		all = c.ok(pattern(n), append([]string{"seal", "--all"}, three...)...)
+		either = c.ok(pattern(n), append([]string{"seal", "--any"}, three...)...)
+		c.ok("", "destroy", "--tenant", "acme", "--subject", who, "--reason", "gdpr-art17", "--yes")
+		if text := c.fails(10, all, append([]string{"open"}, three...)...); !strings.Contains(text, "subject 1 of those named") || strings.Contains(text, who) {
+			t.Errorf("it is told so: %s", text)
+		}
+		r := c.run(either, append([]string{"open"}, three...)...)
+		if r.code != 0 || r.out != pattern(n) || !strings.Contains(r.err, "subject 1 of those named: erased") || strings.Contains(r.err, who) {
+			t.Errorf("exit code %d, and it is told so: %s", r.code, r.err)
+		}
+		if r := c.run(either, append([]string{"open"}, both...)...); r.code != 0 || !strings.Contains(r.err, "a subject not named: erased") {
+			t.Errorf("exit code %d, and it is told so: %s", r.code, r.err)
+		}
+	}
+}
