@@ -32,9 +32,12 @@ type options struct {
 	dev           bool
 	data          string
 	store         string
+	kms           string
 	kmsFile       string
 	kmsKeyfile    string
 	kmsPassphrase string
+	aws           awsOptions
+	pkcs11        pkcs11Options
 	anchor        string
 	listen        string
 	metrics       string
@@ -73,20 +76,40 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
   # The parts apart, the anchor on another disk, metrics for Prometheus:
   keyd --dev --store /var/lib/lethe/store --kms-file /etc/lethe/roots \
        --kms-keyfile /etc/lethe/roots.key --anchor /mnt/other/anchor \
-       --listen 127.0.0.1:7420 --metrics 127.0.0.1:7421`,
+       --listen 127.0.0.1:7420 --metrics 127.0.0.1:7421
+
+  # The roots in AWS KMS:
+  keyd --dev --kms awskms --aws-region eu-central-1
+
+  # The roots on a PKCS#11 token, such as a hardware security module:
+  keyd --dev --kms pkcs11 --pkcs11-module /usr/lib/softhsm/libsofthsm2.so \
+       --pkcs11-token lethe --pkcs11-pin-file /etc/lethe/pin`,
 		Args:          cobra.NoArgs,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.checkKMS(cmd.Flags().Changed); err != nil {
+				return err
+			}
+			return run(cmd.Context(), o)
+		},
 	}
 	f := c.Flags()
 	f.BoolVar(&o.dev, "dev", false, "serve for development: no roles, no TLS (required)")
 	f.StringVar(&o.data, "data", "lethe-dev", "directory under which the defaults below lie")
 	f.StringVar(&o.store, "store", "", "directory of the key store (default <data>/store)")
+	f.StringVar(&o.kms, "kms", kmsLocal, "where the roots are: "+strings.Join(kmsKinds, ", ")+pkcs11Note)
 	f.StringVar(&o.kmsFile, "kms-file", "", "file of the local KMS's roots, outside the store (default <data>/kms/roots)")
 	f.StringVar(&o.kmsKeyfile, "kms-keyfile", "", "keyfile that protects the roots (default <data>/kms/keyfile)")
 	f.StringVar(&o.kmsPassphrase, "kms-passphrase-file", "", "file whose first line is the passphrase that protects the roots, instead of a keyfile")
+	f.StringVar(&o.aws.region, "aws-region", "", "region of AWS KMS (default: the AWS SDK's configuration, as are the credentials)")
+	f.StringVar(&o.aws.endpoint, "aws-endpoint", "", "URL of AWS KMS, if it is not the region's own")
+	f.IntVar(&o.aws.waitingDays, "aws-waiting-days", 0, "days, 7 to 30, that AWS KMS waits before it deletes a root (default 7)")
+	f.StringVar(&o.aws.evidence, "aws-evidence", "", "file that remembers which roots AWS KMS is to delete and when (default <data>/kms/aws-evidence)")
+	f.StringVar(&o.pkcs11.module, "pkcs11-module", "", "path of the PKCS#11 library of the token's maker")
+	f.StringVar(&o.pkcs11.token, "pkcs11-token", "", "label of the token")
+	f.StringVar(&o.pkcs11.pinFile, "pkcs11-pin-file", "", "file of mode 0600 whose first line is the PIN of the token's user")
 	f.StringVar(&o.anchor, "anchor", "", "directory of the anchor, in another failure domain where there is one (default <data>/anchor)")
 	f.StringVar(&o.listen, "listen", "", "where to listen: unix:PATH or a loopback HOST:PORT (default unix:<data>/keyd.sock)")
 	f.StringVar(&o.metrics, "metrics", "", "loopback HOST:PORT for Prometheus metrics; empty: none")
@@ -95,7 +118,7 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
 	f.Uint64Var(&o.minFree, "min-free", 0, "bytes that must stay free on the store's disk (default 256 MiB)")
 	f.DurationVar(&o.kekLease, "kek-lease", 0, "for how long keyd serves without the KMS (default 15m)")
 	f.DurationVar(&o.anchorTimeout, "anchor-timeout", 0, "how long a destroy waits for the anchor (default 10s)")
-	f.DurationVar(&o.rootWaiting, "root-waiting", 0, "waiting period of the local KMS before a root is destroyed (default 1h)")
+	f.DurationVar(&o.rootWaiting, "root-waiting", 0, "waiting period before a root is destroyed (default 1h with --kms local, 168h with pkcs11)")
 	f.DurationVar(&o.epochLength, "epoch-length", 0, "how long an epoch lasts before keys are wrapped anew (default 168h)")
 	f.DurationVar(&o.drainBudget, "drain-budget", 0, "how long wrapping anew may take, as receipts count it in final_by (default 24h)")
 	f.DurationVar(&o.soak, "soak", 0, "how long a root stays disabled before its destruction is scheduled, --kek-lease at the least (default 24h)")
@@ -109,6 +132,7 @@ func (o *options) setDefaults() {
 		name  string
 	}{
 		{&o.store, "store"}, {&o.kmsFile, "kms/roots"}, {&o.anchor, "anchor"}, {&o.auditLog, "audit.log"},
+		{&o.aws.evidence, "kms/aws-evidence"},
 	} {
 		if *d.field == "" {
 			*d.field = filepath.Join(o.data, d.name)
@@ -139,7 +163,7 @@ func run(ctx context.Context, o options) error {
 	defer stop()
 
 	o.setDefaults()
-	parts, err := openParts(o, log)
+	parts, err := openParts(ctx, o, log)
 	if err != nil {
 		return err
 	}
@@ -184,7 +208,7 @@ func run(ctx context.Context, o options) error {
 	}
 	go func() { failed <- server.Serve(lis) }()
 	log.Warn("FOR DEVELOPMENT ONLY: no roles, no TLS; whoever reaches the listener may do everything")
-	log.Info("serving", "listen", lis.Addr().String(), "store", o.store, "anchor", o.anchor, "version", version)
+	log.Info("serving", "listen", lis.Addr().String(), "store", o.store, "kms", o.kms, "anchor", o.anchor, "version", version)
 
 	select {
 	case <-ctx.Done():

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 
 	"lethe/keyd"
 	"lethe/keyd/anchor/file"
-	"lethe/keyd/kms/local"
 	"lethe/keyd/store/badger"
 )
 
@@ -36,23 +34,27 @@ func (p *parts) close(log *slog.Logger) {
 // order KMS, anchor, store, and only while there is no store: so a store whose
 // KMS or anchor is missing is refused, and a store that is missing is never
 // made beside an anchor that remembers one.
-func openParts(o options, log *slog.Logger) (*parts, error) {
+func openParts(ctx context.Context, o options, log *slog.Logger) (*parts, error) {
 	p := new(parts)
-	if err := p.open(o, log); err != nil {
+	if err := p.open(ctx, o, log); err != nil {
 		p.close(log)
 		return nil, err
 	}
 	return p, nil
 }
 
-func (p *parts) open(o options, log *slog.Logger) error {
+func (p *parts) open(ctx context.Context, o options, log *slog.Logger) error {
 	exists, err := badger.Exists(o.store)
 	if err != nil {
 		return err
 	}
 	fresh := !exists
 	if fresh {
-		for _, dir := range []string{filepath.Dir(o.kmsFile), filepath.Dir(o.anchor), filepath.Dir(o.store), filepath.Dir(o.auditLog)} {
+		dirs := []string{filepath.Dir(o.anchor), filepath.Dir(o.store), filepath.Dir(o.auditLog)}
+		if o.kms == kmsLocal {
+			dirs = append(dirs, filepath.Dir(o.kmsFile))
+		}
+		for _, dir := range dirs {
 			if err := makeDirs(dir); err != nil {
 				return err
 			}
@@ -62,12 +64,12 @@ func (p *parts) open(o options, log *slog.Logger) error {
 		return err
 	}
 
-	kms, err := openKMS(o, fresh)
+	kms, closeKMS, err := openKMS(ctx, o, fresh)
 	if err != nil {
-		return fmt.Errorf("the KMS in %s: %w", o.kmsFile, err)
+		return err
 	}
 	p.kms = kms
-	p.closes = append(p.closes, kms.Close)
+	p.closes = append(p.closes, closeKMS)
 
 	anchor, err := file.Open(file.Options{Dir: o.anchor, Create: fresh})
 	if err != nil {
@@ -89,22 +91,6 @@ func (p *parts) open(o options, log *slog.Logger) error {
 	p.store = store
 	p.closes = append(p.closes, store.Close)
 	return nil
-}
-
-func openKMS(o options, fresh bool) (*local.KMS, error) {
-	k := local.Options{Path: o.kmsFile, Keyfile: o.kmsKeyfile, Create: fresh, Waiting: o.rootWaiting}
-	if o.kmsPassphrase != "" {
-		b, err := os.ReadFile(o.kmsPassphrase)
-		if err != nil {
-			return nil, err
-		}
-		k.Passphrase, _, _ = bytes.Cut(b, []byte("\n"))
-	} else if fresh {
-		if err := local.GenerateKeyfile(o.kmsKeyfile); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, err
-		}
-	}
-	return local.Open(k)
 }
 
 // makeDirs makes dir and its missing parents, durably: a key store whose
@@ -134,14 +120,14 @@ func makeDirs(dir string) error {
 	return errors.Join(parent.Sync(), parent.Close())
 }
 
-// apart refuses a KMS file or an anchor inside the store's directory: they
+// apart refuses the KMS's files or an anchor inside the store's directory: they
 // would be copied, restored and lost together with it.
 func apart(o options) error {
 	store, err := filepath.Abs(o.store)
 	if err != nil {
 		return err
 	}
-	for _, path := range []string{o.kmsFile, o.kmsKeyfile, o.kmsPassphrase, o.anchor, o.auditLog} {
+	for _, path := range append(o.kmsPaths(), o.anchor, o.auditLog) {
 		if path == "" {
 			continue
 		}
