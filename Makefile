@@ -4,15 +4,16 @@ TOOL := $(GO) tool -modfile=tools/go.mod
 # Generated code is not ours to check.
 CHECKED := $(shell $(GO) list ./... | grep -v /proto/keyd/)
 
-.PHONY: build demo test deps vet staticcheck unit e2e vectors fuzz gen gen-check proto-check lint bench clean
+.PHONY: build demo test deps vet staticcheck unit pkcs11 e2e vectors fuzz gen gen-check proto-check lint bench clean
 
-build: ## keyd and lethe into bin/
-	$(GO) build -o bin/ ./cmd/keyd ./cmd/lethe
+TAGS ?=
+build: ## keyd and lethe into bin/; with TAGS=pkcs11, keyd on PKCS#11 tokens too
+	$(GO) build -tags '$(TAGS)' -o bin/ ./cmd/keyd ./cmd/lethe
 
 demo: build ## the main job, on real input, in a temporary directory
 	$(GO) run ./cmd/e2e demo --bin bin
 
-test: deps vet staticcheck unit vectors e2e ## everything that CI runs
+test: deps vet staticcheck unit pkcs11 vectors e2e ## everything that CI runs
 
 deps: ## what the tests need beside Go, from Debian where that may be done
 	sh .ci/deps
@@ -25,6 +26,12 @@ staticcheck:
 
 unit: ## all packages but the end-to-end runs, under the race detector
 	$(GO) test -race -timeout 20m $(filter-out lethe/cmd/e2e,$(CHECKED))
+
+pkcs11: ## what only a build with PKCS#11 has, on SoftHSM
+	CGO_ENABLED=1 $(GO) vet -tags pkcs11 ./keyd/kms/pkcs11 ./cmd/keyd
+	$(TOOL) staticcheck -tags pkcs11 ./keyd/kms/pkcs11 ./cmd/keyd
+	CGO_ENABLED=1 $(GO) test -race -tags pkcs11 -timeout 10m ./keyd/kms/pkcs11
+	CGO_ENABLED=1 $(GO) test -race -tags pkcs11 -timeout 10m -run 'PKCS11|KMSFlags' ./cmd/keyd
 
 e2e: build ## the real binaries: kill -9, faults, syncs, leftovers
 	$(GO) test -count=1 -timeout 20m ./cmd/e2e

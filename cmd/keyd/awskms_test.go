@@ -89,7 +89,7 @@ func TestAWSKMS(t *testing.T) {
 	if first.KmsKind != "awskms" || !strings.HasPrefix(first.RootId, "arn:aws:kms:"+awsRegion+":"+awsAccount+":key/") {
 		t.Errorf("the first epoch's root: %v", first)
 	}
-	if wait := first.Due.AsTime().Sub(time.Now()); wait < 6*24*time.Hour || wait > 8*24*time.Hour {
+	if wait := time.Until(first.Due.AsTime()); wait < 6*24*time.Hour || wait > 8*24*time.Hour {
 		t.Errorf("the root is due in %v", wait)
 	}
 	evidence, err := os.ReadFile(filepath.Join(data, "kms", "aws-evidence"))
