@@ -34,6 +34,7 @@ var acts = []act{
 	{"Nor where the push was cut off, after the lease", unpushed},
 	{"Nor in a fresh client, nor for a new seal; everybody else's opens", fresh},
 	{"Nor after keyd is killed and started again", restart},
+	{"A memory blended from three people outlives two of them, and no more", blend},
 	{"The receipt verifies offline, and not once a bit of it is changed", proof},
 }
 
