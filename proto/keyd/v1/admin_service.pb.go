@@ -1502,6 +1502,87 @@ func (x *ConfirmClockResponse) GetTime() *timestamppb.Timestamp {
 	return nil
 }
 
+type BackupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupRequest) Reset() {
+	*x = BackupRequest{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupRequest) ProtoMessage() {}
+
+func (x *BackupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
+func (*BackupRequest) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{23}
+}
+
+type BackupResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The next bytes of the file.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupResponse) Reset() {
+	*x = BackupResponse{}
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupResponse) ProtoMessage() {}
+
+func (x *BackupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_admin_service_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
+func (*BackupResponse) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_admin_service_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *BackupResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 var File_keyd_v1_admin_service_proto protoreflect.FileDescriptor
 
 const file_keyd_v1_admin_service_proto_rawDesc = "" +
@@ -1601,7 +1682,10 @@ const file_keyd_v1_admin_service_proto_rawDesc = "" +
 	"\x18ResumeRetirementResponse\"\x15\n" +
 	"\x13ConfirmClockRequest\"F\n" +
 	"\x14ConfirmClockResponse\x12.\n" +
-	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time*T\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\x0f\n" +
+	"\rBackupRequest\"$\n" +
+	"\x0eBackupResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data*T\n" +
 	"\tEndAction\x12\x1a\n" +
 	"\x16END_ACTION_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12END_ACTION_DESTROY\x10\x01\x12\x13\n" +
@@ -1615,7 +1699,7 @@ const file_keyd_v1_admin_service_proto_rawDesc = "" +
 	"\x13EPOCH_STATE_DRAINED\x10\x04\x12\x18\n" +
 	"\x14EPOCH_STATE_RETIRING\x10\x05\x12\x16\n" +
 	"\x12EPOCH_STATE_CLOSED\x10\x06\x12\x19\n" +
-	"\x15EPOCH_STATE_ABANDONED\x10\a2\xfb\x05\n" +
+	"\x15EPOCH_STATE_ABANDONED\x10\a2\xb8\x06\n" +
 	"\fAdminService\x12K\n" +
 	"\fCreateTenant\x12\x1c.keyd.v1.CreateTenantRequest\x1a\x1d.keyd.v1.CreateTenantResponse\x12H\n" +
 	"\vListTenants\x12\x1b.keyd.v1.ListTenantsRequest\x1a\x1c.keyd.v1.ListTenantsResponse\x12?\n" +
@@ -1626,7 +1710,8 @@ const file_keyd_v1_admin_service_proto_rawDesc = "" +
 	"\tTurnEpoch\x12\x19.keyd.v1.TurnEpochRequest\x1a\x1a.keyd.v1.TurnEpochResponse\x12W\n" +
 	"\x10CancelRetirement\x12 .keyd.v1.CancelRetirementRequest\x1a!.keyd.v1.CancelRetirementResponse\x12W\n" +
 	"\x10ResumeRetirement\x12 .keyd.v1.ResumeRetirementRequest\x1a!.keyd.v1.ResumeRetirementResponse\x12K\n" +
-	"\fConfirmClock\x12\x1c.keyd.v1.ConfirmClockRequest\x1a\x1d.keyd.v1.ConfirmClockResponseB\x1cZ\x1alethe/proto/keyd/v1;keydv1b\x06proto3"
+	"\fConfirmClock\x12\x1c.keyd.v1.ConfirmClockRequest\x1a\x1d.keyd.v1.ConfirmClockResponse\x12;\n" +
+	"\x06Backup\x12\x16.keyd.v1.BackupRequest\x1a\x17.keyd.v1.BackupResponse0\x01B\x1cZ\x1alethe/proto/keyd/v1;keydv1b\x06proto3"
 
 var (
 	file_keyd_v1_admin_service_proto_rawDescOnce sync.Once
@@ -1641,7 +1726,7 @@ func file_keyd_v1_admin_service_proto_rawDescGZIP() []byte {
 }
 
 var file_keyd_v1_admin_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_keyd_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_keyd_v1_admin_service_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_keyd_v1_admin_service_proto_goTypes = []any{
 	(EndAction)(0),                   // 0: keyd.v1.EndAction
 	(EpochState)(0),                  // 1: keyd.v1.EpochState
@@ -1668,35 +1753,37 @@ var file_keyd_v1_admin_service_proto_goTypes = []any{
 	(*ResumeRetirementResponse)(nil), // 22: keyd.v1.ResumeRetirementResponse
 	(*ConfirmClockRequest)(nil),      // 23: keyd.v1.ConfirmClockRequest
 	(*ConfirmClockResponse)(nil),     // 24: keyd.v1.ConfirmClockResponse
-	(*durationpb.Duration)(nil),      // 25: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 26: google.protobuf.Timestamp
+	(*BackupRequest)(nil),            // 25: keyd.v1.BackupRequest
+	(*BackupResponse)(nil),           // 26: keyd.v1.BackupResponse
+	(*durationpb.Duration)(nil),      // 27: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 28: google.protobuf.Timestamp
 }
 var file_keyd_v1_admin_service_proto_depIdxs = []int32{
-	25, // 0: keyd.v1.Class.bucket_width:type_name -> google.protobuf.Duration
-	25, // 1: keyd.v1.Class.lease:type_name -> google.protobuf.Duration
-	25, // 2: keyd.v1.Class.retention:type_name -> google.protobuf.Duration
+	27, // 0: keyd.v1.Class.bucket_width:type_name -> google.protobuf.Duration
+	27, // 1: keyd.v1.Class.lease:type_name -> google.protobuf.Duration
+	27, // 2: keyd.v1.Class.retention:type_name -> google.protobuf.Duration
 	0,  // 3: keyd.v1.Class.end_action:type_name -> keyd.v1.EndAction
 	2,  // 4: keyd.v1.CreateTenantRequest.classes:type_name -> keyd.v1.Class
 	2,  // 5: keyd.v1.CreateTenantResponse.classes:type_name -> keyd.v1.Class
 	2,  // 6: keyd.v1.PutClassRequest.class:type_name -> keyd.v1.Class
 	2,  // 7: keyd.v1.PutClassResponse.class:type_name -> keyd.v1.Class
 	2,  // 8: keyd.v1.ListClassesResponse.classes:type_name -> keyd.v1.Class
-	26, // 9: keyd.v1.GetStatusResponse.epoch_planned_end:type_name -> google.protobuf.Timestamp
+	28, // 9: keyd.v1.GetStatusResponse.epoch_planned_end:type_name -> google.protobuf.Timestamp
 	13, // 10: keyd.v1.GetStatusResponse.components:type_name -> keyd.v1.ComponentStatus
 	1,  // 11: keyd.v1.Epoch.state:type_name -> keyd.v1.EpochState
-	26, // 12: keyd.v1.Epoch.opened:type_name -> google.protobuf.Timestamp
-	26, // 13: keyd.v1.Epoch.planned_end:type_name -> google.protobuf.Timestamp
-	26, // 14: keyd.v1.Epoch.final_by:type_name -> google.protobuf.Timestamp
-	26, // 15: keyd.v1.Epoch.draining:type_name -> google.protobuf.Timestamp
-	26, // 16: keyd.v1.Epoch.drained:type_name -> google.protobuf.Timestamp
-	26, // 17: keyd.v1.Epoch.sanitised:type_name -> google.protobuf.Timestamp
-	26, // 18: keyd.v1.Epoch.root_disabled:type_name -> google.protobuf.Timestamp
-	26, // 19: keyd.v1.Epoch.retiring:type_name -> google.protobuf.Timestamp
-	26, // 20: keyd.v1.Epoch.due:type_name -> google.protobuf.Timestamp
-	26, // 21: keyd.v1.Epoch.closed:type_name -> google.protobuf.Timestamp
-	25, // 22: keyd.v1.Epoch.eta:type_name -> google.protobuf.Duration
+	28, // 12: keyd.v1.Epoch.opened:type_name -> google.protobuf.Timestamp
+	28, // 13: keyd.v1.Epoch.planned_end:type_name -> google.protobuf.Timestamp
+	28, // 14: keyd.v1.Epoch.final_by:type_name -> google.protobuf.Timestamp
+	28, // 15: keyd.v1.Epoch.draining:type_name -> google.protobuf.Timestamp
+	28, // 16: keyd.v1.Epoch.drained:type_name -> google.protobuf.Timestamp
+	28, // 17: keyd.v1.Epoch.sanitised:type_name -> google.protobuf.Timestamp
+	28, // 18: keyd.v1.Epoch.root_disabled:type_name -> google.protobuf.Timestamp
+	28, // 19: keyd.v1.Epoch.retiring:type_name -> google.protobuf.Timestamp
+	28, // 20: keyd.v1.Epoch.due:type_name -> google.protobuf.Timestamp
+	28, // 21: keyd.v1.Epoch.closed:type_name -> google.protobuf.Timestamp
+	27, // 22: keyd.v1.Epoch.eta:type_name -> google.protobuf.Duration
 	14, // 23: keyd.v1.GetEpochsResponse.epochs:type_name -> keyd.v1.Epoch
-	26, // 24: keyd.v1.ConfirmClockResponse.time:type_name -> google.protobuf.Timestamp
+	28, // 24: keyd.v1.ConfirmClockResponse.time:type_name -> google.protobuf.Timestamp
 	3,  // 25: keyd.v1.AdminService.CreateTenant:input_type -> keyd.v1.CreateTenantRequest
 	5,  // 26: keyd.v1.AdminService.ListTenants:input_type -> keyd.v1.ListTenantsRequest
 	7,  // 27: keyd.v1.AdminService.PutClass:input_type -> keyd.v1.PutClassRequest
@@ -1707,18 +1794,20 @@ var file_keyd_v1_admin_service_proto_depIdxs = []int32{
 	19, // 32: keyd.v1.AdminService.CancelRetirement:input_type -> keyd.v1.CancelRetirementRequest
 	21, // 33: keyd.v1.AdminService.ResumeRetirement:input_type -> keyd.v1.ResumeRetirementRequest
 	23, // 34: keyd.v1.AdminService.ConfirmClock:input_type -> keyd.v1.ConfirmClockRequest
-	4,  // 35: keyd.v1.AdminService.CreateTenant:output_type -> keyd.v1.CreateTenantResponse
-	6,  // 36: keyd.v1.AdminService.ListTenants:output_type -> keyd.v1.ListTenantsResponse
-	8,  // 37: keyd.v1.AdminService.PutClass:output_type -> keyd.v1.PutClassResponse
-	10, // 38: keyd.v1.AdminService.ListClasses:output_type -> keyd.v1.ListClassesResponse
-	12, // 39: keyd.v1.AdminService.GetStatus:output_type -> keyd.v1.GetStatusResponse
-	16, // 40: keyd.v1.AdminService.GetEpochs:output_type -> keyd.v1.GetEpochsResponse
-	18, // 41: keyd.v1.AdminService.TurnEpoch:output_type -> keyd.v1.TurnEpochResponse
-	20, // 42: keyd.v1.AdminService.CancelRetirement:output_type -> keyd.v1.CancelRetirementResponse
-	22, // 43: keyd.v1.AdminService.ResumeRetirement:output_type -> keyd.v1.ResumeRetirementResponse
-	24, // 44: keyd.v1.AdminService.ConfirmClock:output_type -> keyd.v1.ConfirmClockResponse
-	35, // [35:45] is the sub-list for method output_type
-	25, // [25:35] is the sub-list for method input_type
+	25, // 35: keyd.v1.AdminService.Backup:input_type -> keyd.v1.BackupRequest
+	4,  // 36: keyd.v1.AdminService.CreateTenant:output_type -> keyd.v1.CreateTenantResponse
+	6,  // 37: keyd.v1.AdminService.ListTenants:output_type -> keyd.v1.ListTenantsResponse
+	8,  // 38: keyd.v1.AdminService.PutClass:output_type -> keyd.v1.PutClassResponse
+	10, // 39: keyd.v1.AdminService.ListClasses:output_type -> keyd.v1.ListClassesResponse
+	12, // 40: keyd.v1.AdminService.GetStatus:output_type -> keyd.v1.GetStatusResponse
+	16, // 41: keyd.v1.AdminService.GetEpochs:output_type -> keyd.v1.GetEpochsResponse
+	18, // 42: keyd.v1.AdminService.TurnEpoch:output_type -> keyd.v1.TurnEpochResponse
+	20, // 43: keyd.v1.AdminService.CancelRetirement:output_type -> keyd.v1.CancelRetirementResponse
+	22, // 44: keyd.v1.AdminService.ResumeRetirement:output_type -> keyd.v1.ResumeRetirementResponse
+	24, // 45: keyd.v1.AdminService.ConfirmClock:output_type -> keyd.v1.ConfirmClockResponse
+	26, // 46: keyd.v1.AdminService.Backup:output_type -> keyd.v1.BackupResponse
+	36, // [36:47] is the sub-list for method output_type
+	25, // [25:36] is the sub-list for method input_type
 	25, // [25:25] is the sub-list for extension type_name
 	25, // [25:25] is the sub-list for extension extendee
 	0,  // [0:25] is the sub-list for field type_name
@@ -1735,7 +1824,7 @@ func file_keyd_v1_admin_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyd_v1_admin_service_proto_rawDesc), len(file_keyd_v1_admin_service_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

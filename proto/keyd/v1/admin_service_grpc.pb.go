@@ -29,6 +29,7 @@ const (
 	AdminService_CancelRetirement_FullMethodName = "/keyd.v1.AdminService/CancelRetirement"
 	AdminService_ResumeRetirement_FullMethodName = "/keyd.v1.AdminService/ResumeRetirement"
 	AdminService_ConfirmClock_FullMethodName     = "/keyd.v1.AdminService/ConfirmClock"
+	AdminService_Backup_FullMethodName           = "/keyd.v1.AdminService/Backup"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -61,6 +62,11 @@ type AdminServiceClient interface {
 	// ConfirmClock says that keyd's clock is right although it has jumped: what
 	// a clock triggers and nobody can undo waits for that.
 	ConfirmClock(ctx context.Context, in *ConfirmClockRequest, opts ...grpc.CallOption) (*ConfirmClockResponse, error)
+	// Backup sends a copy of the key store, consistent as of an instant during
+	// the call, as a backup file in pieces. It is whole once its end was read
+	// and verified, which a stream that ended does not say. It holds wrapped
+	// keys, and opens nothing without the KMS.
+	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
 }
 
 type adminServiceClient struct {
@@ -171,6 +177,25 @@ func (c *adminServiceClient) ConfirmClock(ctx context.Context, in *ConfirmClockR
 	return out, nil
 }
 
+func (c *adminServiceClient) Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[0], AdminService_Backup_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BackupRequest, BackupResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_BackupClient = grpc.ServerStreamingClient[BackupResponse]
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -201,6 +226,11 @@ type AdminServiceServer interface {
 	// ConfirmClock says that keyd's clock is right although it has jumped: what
 	// a clock triggers and nobody can undo waits for that.
 	ConfirmClock(context.Context, *ConfirmClockRequest) (*ConfirmClockResponse, error)
+	// Backup sends a copy of the key store, consistent as of an instant during
+	// the call, as a backup file in pieces. It is whole once its end was read
+	// and verified, which a stream that ended does not say. It holds wrapped
+	// keys, and opens nothing without the KMS.
+	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -240,6 +270,9 @@ func (UnimplementedAdminServiceServer) ResumeRetirement(context.Context, *Resume
 }
 func (UnimplementedAdminServiceServer) ConfirmClock(context.Context, *ConfirmClockRequest) (*ConfirmClockResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ConfirmClock not implemented")
+}
+func (UnimplementedAdminServiceServer) Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error {
+	return status.Error(codes.Unimplemented, "method Backup not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -442,6 +475,17 @@ func _AdminService_ConfirmClock_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Backup_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(BackupRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).Backup(m, &grpc.GenericServerStream[BackupRequest, BackupResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_BackupServer = grpc.ServerStreamingServer[BackupResponse]
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -490,6 +534,12 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _AdminService_ConfirmClock_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Backup",
+			Handler:       _AdminService_Backup_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "keyd/v1/admin_service.proto",
 }

@@ -97,6 +97,9 @@ const (
 	TenantState_TENANT_STATE_UNSPECIFIED TenantState = 0
 	TenantState_TENANT_STATE_ACTIVE      TenantState = 1
 	TenantState_TENANT_STATE_FENCED      TenantState = 2
+	// It was made after the backup that this store comes from, and its keys are
+	// lost with what was not in it. Not erased.
+	TenantState_TENANT_STATE_LOST TenantState = 3
 )
 
 // Enum value maps for TenantState.
@@ -105,11 +108,13 @@ var (
 		0: "TENANT_STATE_UNSPECIFIED",
 		1: "TENANT_STATE_ACTIVE",
 		2: "TENANT_STATE_FENCED",
+		3: "TENANT_STATE_LOST",
 	}
 	TenantState_value = map[string]int32{
 		"TENANT_STATE_UNSPECIFIED": 0,
 		"TENANT_STATE_ACTIVE":      1,
 		"TENANT_STATE_FENCED":      2,
+		"TENANT_STATE_LOST":        3,
 	}
 )
 
@@ -260,7 +265,9 @@ type Meta struct {
 	// Number of the epoch that drains, whose rows are still read; zero if none.
 	Draining uint32 `protobuf:"varint,5,opt,name=draining,proto3" json:"draining,omitempty"`
 	// Number of the epoch that is being prepared; zero if none.
-	Preparing     uint32 `protobuf:"varint,6,opt,name=preparing,proto3" json:"preparing,omitempty"`
+	Preparing uint32 `protobuf:"varint,6,opt,name=preparing,proto3" json:"preparing,omitempty"`
+	// The newest restore of this store; unset: there was none.
+	Restore       *Restore `protobuf:"bytes,7,opt,name=restore,proto3" json:"restore,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -337,6 +344,94 @@ func (x *Meta) GetPreparing() uint32 {
 	return 0
 }
 
+func (x *Meta) GetRestore() *Restore {
+	if x != nil {
+		return x.Restore
+	}
+	return nil
+}
+
+// Restore says that this store was made from a backup, or was put back.
+type Restore struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the ledger's mirror holds and the backup lacks is not all replayed.
+	Pending bool `protobuf:"varint,1,opt,name=pending,proto3" json:"pending,omitempty"`
+	// Of the backup, Unix milliseconds; zero where not known.
+	BackupMs int64 `protobuf:"varint,2,opt,name=backup_ms,json=backupMs,proto3" json:"backup_ms,omitempty"`
+	// Entries of the ledger that the backup had, and that it has after the replay.
+	FromSize uint64 `protobuf:"varint,3,opt,name=from_size,json=fromSize,proto3" json:"from_size,omitempty"`
+	ToSize   uint64 `protobuf:"varint,4,opt,name=to_size,json=toSize,proto3" json:"to_size,omitempty"`
+	// When the replay ended.
+	DoneMs        int64 `protobuf:"varint,5,opt,name=done_ms,json=doneMs,proto3" json:"done_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Restore) Reset() {
+	*x = Restore{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Restore) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Restore) ProtoMessage() {}
+
+func (x *Restore) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Restore.ProtoReflect.Descriptor instead.
+func (*Restore) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Restore) GetPending() bool {
+	if x != nil {
+		return x.Pending
+	}
+	return false
+}
+
+func (x *Restore) GetBackupMs() int64 {
+	if x != nil {
+		return x.BackupMs
+	}
+	return 0
+}
+
+func (x *Restore) GetFromSize() uint64 {
+	if x != nil {
+		return x.FromSize
+	}
+	return 0
+}
+
+func (x *Restore) GetToSize() uint64 {
+	if x != nil {
+		return x.ToSize
+	}
+	return 0
+}
+
+func (x *Restore) GetDoneMs() int64 {
+	if x != nil {
+		return x.DoneMs
+	}
+	return 0
+}
+
 type Epoch struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Number uint32                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
@@ -376,7 +471,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[1]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -388,7 +483,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[1]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -401,7 +496,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{1}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Epoch) GetNumber() uint32 {
@@ -566,7 +661,7 @@ type Rewrap struct {
 
 func (x *Rewrap) Reset() {
 	*x = Rewrap{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -578,7 +673,7 @@ func (x *Rewrap) String() string {
 func (*Rewrap) ProtoMessage() {}
 
 func (x *Rewrap) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -591,7 +686,7 @@ func (x *Rewrap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewrap.ProtoReflect.Descriptor instead.
 func (*Rewrap) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{2}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Rewrap) GetCursor() []byte {
@@ -666,7 +761,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +773,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +786,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{3}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Heartbeat) GetBeat() uint64 {
@@ -737,7 +832,7 @@ type Duty struct {
 
 func (x *Duty) Reset() {
 	*x = Duty{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +844,7 @@ func (x *Duty) String() string {
 func (*Duty) ProtoMessage() {}
 
 func (x *Duty) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +857,7 @@ func (x *Duty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Duty.ProtoReflect.Descriptor instead.
 func (*Duty) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{4}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Duty) GetHolder() []byte {
@@ -800,7 +895,7 @@ type Wrapped struct {
 
 func (x *Wrapped) Reset() {
 	*x = Wrapped{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +907,7 @@ func (x *Wrapped) String() string {
 func (*Wrapped) ProtoMessage() {}
 
 func (x *Wrapped) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +920,7 @@ func (x *Wrapped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wrapped.ProtoReflect.Descriptor instead.
 func (*Wrapped) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{5}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Wrapped) GetKekId() []byte {
@@ -873,7 +968,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -885,7 +980,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -898,7 +993,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{6}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Tenant) GetName() string {
@@ -997,7 +1092,7 @@ type Class struct {
 
 func (x *Class) Reset() {
 	*x = Class{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1104,7 @@ func (x *Class) String() string {
 func (*Class) ProtoMessage() {}
 
 func (x *Class) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1117,7 @@ func (x *Class) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Class.ProtoReflect.Descriptor instead.
 func (*Class) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{7}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Class) GetName() string {
@@ -1120,7 +1215,7 @@ type LeasePolicy struct {
 
 func (x *LeasePolicy) Reset() {
 	*x = LeasePolicy{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1227,7 @@ func (x *LeasePolicy) String() string {
 func (*LeasePolicy) ProtoMessage() {}
 
 func (x *LeasePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1240,7 @@ func (x *LeasePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasePolicy.ProtoReflect.Descriptor instead.
 func (*LeasePolicy) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{8}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *LeasePolicy) GetLeaseMs() int64 {
@@ -1185,7 +1280,7 @@ type Subject struct {
 
 func (x *Subject) Reset() {
 	*x = Subject{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1197,7 +1292,7 @@ func (x *Subject) String() string {
 func (*Subject) ProtoMessage() {}
 
 func (x *Subject) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1210,7 +1305,7 @@ func (x *Subject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subject.ProtoReflect.Descriptor instead.
 func (*Subject) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{9}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Subject) GetState() LifeState {
@@ -1286,7 +1381,7 @@ type Schedule struct {
 
 func (x *Schedule) Reset() {
 	*x = Schedule{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1393,7 @@ func (x *Schedule) String() string {
 func (*Schedule) ProtoMessage() {}
 
 func (x *Schedule) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1406,7 @@ func (x *Schedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Schedule.ProtoReflect.Descriptor instead.
 func (*Schedule) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{10}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Schedule) GetDueMs() int64 {
@@ -1367,7 +1462,7 @@ type HeldSubject struct {
 
 func (x *HeldSubject) Reset() {
 	*x = HeldSubject{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1379,7 +1474,7 @@ func (x *HeldSubject) String() string {
 func (*HeldSubject) ProtoMessage() {}
 
 func (x *HeldSubject) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1392,7 +1487,7 @@ func (x *HeldSubject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldSubject.ProtoReflect.Descriptor instead.
 func (*HeldSubject) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{11}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *HeldSubject) GetUntilMs() int64 {
@@ -1413,7 +1508,7 @@ type Holders struct {
 
 func (x *Holders) Reset() {
 	*x = Holders{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1520,7 @@ func (x *Holders) String() string {
 func (*Holders) ProtoMessage() {}
 
 func (x *Holders) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1533,7 @@ func (x *Holders) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holders.ProtoReflect.Descriptor instead.
 func (*Holders) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{12}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Holders) GetChanges() uint64 {
@@ -1459,7 +1554,7 @@ type Materialising struct {
 
 func (x *Materialising) Reset() {
 	*x = Materialising{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1566,7 @@ func (x *Materialising) String() string {
 func (*Materialising) ProtoMessage() {}
 
 func (x *Materialising) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1579,7 @@ func (x *Materialising) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Materialising.ProtoReflect.Descriptor instead.
 func (*Materialising) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{13}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Materialising) GetBuckets() []*BucketName {
@@ -1504,7 +1599,7 @@ type BucketName struct {
 
 func (x *BucketName) Reset() {
 	*x = BucketName{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1611,7 @@ func (x *BucketName) String() string {
 func (*BucketName) ProtoMessage() {}
 
 func (x *BucketName) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1624,7 @@ func (x *BucketName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BucketName.ProtoReflect.Descriptor instead.
 func (*BucketName) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{14}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *BucketName) GetClassNumber() uint32 {
@@ -1557,7 +1652,7 @@ type Sweep struct {
 
 func (x *Sweep) Reset() {
 	*x = Sweep{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +1664,7 @@ func (x *Sweep) String() string {
 func (*Sweep) ProtoMessage() {}
 
 func (x *Sweep) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +1677,7 @@ func (x *Sweep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sweep.ProtoReflect.Descriptor instead.
 func (*Sweep) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{15}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Sweep) GetCursor() []byte {
@@ -1608,7 +1703,7 @@ type SubjectClass struct {
 
 func (x *SubjectClass) Reset() {
 	*x = SubjectClass{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1620,7 +1715,7 @@ func (x *SubjectClass) String() string {
 func (*SubjectClass) ProtoMessage() {}
 
 func (x *SubjectClass) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1633,7 +1728,7 @@ func (x *SubjectClass) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubjectClass.ProtoReflect.Descriptor instead.
 func (*SubjectClass) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{16}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SubjectClass) GetClassNumber() uint32 {
@@ -1692,7 +1787,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[17]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +1799,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[17]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +1812,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{17}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Hold) GetId() string {
@@ -1770,7 +1865,7 @@ type KeyOwner struct {
 
 func (x *KeyOwner) Reset() {
 	*x = KeyOwner{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[18]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +1877,7 @@ func (x *KeyOwner) String() string {
 func (*KeyOwner) ProtoMessage() {}
 
 func (x *KeyOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[18]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +1890,7 @@ func (x *KeyOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyOwner.ProtoReflect.Descriptor instead.
 func (*KeyOwner) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{18}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *KeyOwner) GetTenant() []byte {
@@ -1841,7 +1936,7 @@ type Bucket struct {
 
 func (x *Bucket) Reset() {
 	*x = Bucket{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[19]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +1948,7 @@ func (x *Bucket) String() string {
 func (*Bucket) ProtoMessage() {}
 
 func (x *Bucket) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[19]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +1961,7 @@ func (x *Bucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bucket.ProtoReflect.Descriptor instead.
 func (*Bucket) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{19}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Bucket) GetState() BucketState {
@@ -1913,14 +2008,17 @@ type Request struct {
 	TimeMs           int64  `protobuf:"varint,3,opt,name=time_ms,json=timeMs,proto3" json:"time_ms,omitempty"`
 	AlreadyDestroyed bool   `protobuf:"varint,4,opt,name=already_destroyed,json=alreadyDestroyed,proto3" json:"already_destroyed,omitempty"`
 	// For Reinstate.
-	Generation    uint32 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
+	Generation uint32 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Replayed: the digest is of what the statement names, which may be fewer
+	// classes than the request named.
+	FromLedger    bool `protobuf:"varint,7,opt,name=from_ledger,json=fromLedger,proto3" json:"from_ledger,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[20]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2030,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[20]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2043,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{20}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Request) GetDigest() []byte {
@@ -1983,6 +2081,13 @@ func (x *Request) GetGeneration() uint32 {
 	return 0
 }
 
+func (x *Request) GetFromLedger() bool {
+	if x != nil {
+		return x.FromLedger
+	}
+	return false
+}
+
 // LedgerEntry is one statement with the salt that hides it in its leaf.
 type LedgerEntry struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1997,7 +2102,7 @@ type LedgerEntry struct {
 
 func (x *LedgerEntry) Reset() {
 	*x = LedgerEntry{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[21]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2114,7 @@ func (x *LedgerEntry) String() string {
 func (*LedgerEntry) ProtoMessage() {}
 
 func (x *LedgerEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[21]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2127,7 @@ func (x *LedgerEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LedgerEntry.ProtoReflect.Descriptor instead.
 func (*LedgerEntry) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{21}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LedgerEntry) GetSalt() []byte {
@@ -2059,7 +2164,7 @@ type LedgerHead struct {
 
 func (x *LedgerHead) Reset() {
 	*x = LedgerHead{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[22]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2176,7 @@ func (x *LedgerHead) String() string {
 func (*LedgerHead) ProtoMessage() {}
 
 func (x *LedgerHead) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[22]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2084,7 +2189,7 @@ func (x *LedgerHead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LedgerHead.ProtoReflect.Descriptor instead.
 func (*LedgerHead) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{22}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LedgerHead) GetSize() uint64 {
@@ -2112,14 +2217,21 @@ var File_keyd_store_v1_rows_proto protoreflect.FileDescriptor
 
 const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\n" +
-	"\x18keyd/store/v1/rows.proto\x12\rkeyd.store.v1\"\xb3\x01\n" +
+	"\x18keyd/store/v1/rows.proto\x12\rkeyd.store.v1\"\xe5\x01\n" +
 	"\x04Meta\x12!\n" +
 	"\fformat_level\x18\x01 \x01(\rR\vformatLevel\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\fR\vincarnation\x12\x16\n" +
 	"\x06origin\x18\x03 \x01(\tR\x06origin\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x1a\n" +
 	"\bdraining\x18\x05 \x01(\rR\bdraining\x12\x1c\n" +
-	"\tpreparing\x18\x06 \x01(\rR\tpreparing\"\x88\x05\n" +
+	"\tpreparing\x18\x06 \x01(\rR\tpreparing\x120\n" +
+	"\arestore\x18\a \x01(\v2\x16.keyd.store.v1.RestoreR\arestore\"\x8f\x01\n" +
+	"\aRestore\x12\x18\n" +
+	"\apending\x18\x01 \x01(\bR\apending\x12\x1b\n" +
+	"\tbackup_ms\x18\x02 \x01(\x03R\bbackupMs\x12\x1b\n" +
+	"\tfrom_size\x18\x03 \x01(\x04R\bfromSize\x12\x17\n" +
+	"\ato_size\x18\x04 \x01(\x04R\x06toSize\x12\x17\n" +
+	"\adone_ms\x18\x05 \x01(\x03R\x06doneMs\"\x88\x05\n" +
 	"\x05Epoch\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12/\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x19.keyd.store.v1.EpochStateR\x05state\x12\x17\n" +
@@ -2269,7 +2381,7 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x05end_s\x18\x03 \x01(\x03R\x04endS\x12\x1f\n" +
 	"\vexpiring_ms\x18\x04 \x01(\x03R\n" +
 	"expiringMs\x12\x16\n" +
-	"\x06cursor\x18\x05 \x01(\fR\x06cursor\"\xaa\x01\n" +
+	"\x06cursor\x18\x05 \x01(\fR\x06cursor\"\xcb\x01\n" +
 	"\aRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\fR\x06digest\x12!\n" +
 	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\x12\x17\n" +
@@ -2277,7 +2389,9 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x11already_destroyed\x18\x04 \x01(\bR\x10alreadyDestroyed\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x05 \x01(\rR\n" +
-	"generation\"\\\n" +
+	"generation\x12\x1f\n" +
+	"\vfrom_ledger\x18\a \x01(\bR\n" +
+	"fromLedger\"\\\n" +
 	"\vLedgerEntry\x12\x12\n" +
 	"\x04salt\x18\x01 \x01(\fR\x04salt\x12\x1c\n" +
 	"\tstatement\x18\x02 \x01(\fR\tstatement\x12\x1b\n" +
@@ -2296,11 +2410,12 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x14EPOCH_STATE_RETIRING\x10\x04\x12\x16\n" +
 	"\x12EPOCH_STATE_CLOSED\x10\x05\x12\x19\n" +
 	"\x15EPOCH_STATE_PREPARING\x10\x06\x12\x19\n" +
-	"\x15EPOCH_STATE_ABANDONED\x10\a*]\n" +
+	"\x15EPOCH_STATE_ABANDONED\x10\a*t\n" +
 	"\vTenantState\x12\x1c\n" +
 	"\x18TENANT_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13TENANT_STATE_ACTIVE\x10\x01\x12\x17\n" +
-	"\x13TENANT_STATE_FENCED\x10\x02*r\n" +
+	"\x13TENANT_STATE_FENCED\x10\x02\x12\x15\n" +
+	"\x11TENANT_STATE_LOST\x10\x03*r\n" +
 	"\tLifeState\x12\x1a\n" +
 	"\x16LIFE_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11LIFE_STATE_ACTIVE\x10\x01\x12\x18\n" +
@@ -2326,53 +2441,55 @@ func file_keyd_store_v1_rows_proto_rawDescGZIP() []byte {
 }
 
 var file_keyd_store_v1_rows_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_keyd_store_v1_rows_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_keyd_store_v1_rows_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_keyd_store_v1_rows_proto_goTypes = []any{
 	(EpochState)(0),       // 0: keyd.store.v1.EpochState
 	(TenantState)(0),      // 1: keyd.store.v1.TenantState
 	(LifeState)(0),        // 2: keyd.store.v1.LifeState
 	(BucketState)(0),      // 3: keyd.store.v1.BucketState
 	(*Meta)(nil),          // 4: keyd.store.v1.Meta
-	(*Epoch)(nil),         // 5: keyd.store.v1.Epoch
-	(*Rewrap)(nil),        // 6: keyd.store.v1.Rewrap
-	(*Heartbeat)(nil),     // 7: keyd.store.v1.Heartbeat
-	(*Duty)(nil),          // 8: keyd.store.v1.Duty
-	(*Wrapped)(nil),       // 9: keyd.store.v1.Wrapped
-	(*Tenant)(nil),        // 10: keyd.store.v1.Tenant
-	(*Class)(nil),         // 11: keyd.store.v1.Class
-	(*LeasePolicy)(nil),   // 12: keyd.store.v1.LeasePolicy
-	(*Subject)(nil),       // 13: keyd.store.v1.Subject
-	(*Schedule)(nil),      // 14: keyd.store.v1.Schedule
-	(*HeldSubject)(nil),   // 15: keyd.store.v1.HeldSubject
-	(*Holders)(nil),       // 16: keyd.store.v1.Holders
-	(*Materialising)(nil), // 17: keyd.store.v1.Materialising
-	(*BucketName)(nil),    // 18: keyd.store.v1.BucketName
-	(*Sweep)(nil),         // 19: keyd.store.v1.Sweep
-	(*SubjectClass)(nil),  // 20: keyd.store.v1.SubjectClass
-	(*Hold)(nil),          // 21: keyd.store.v1.Hold
-	(*KeyOwner)(nil),      // 22: keyd.store.v1.KeyOwner
-	(*Bucket)(nil),        // 23: keyd.store.v1.Bucket
-	(*Request)(nil),       // 24: keyd.store.v1.Request
-	(*LedgerEntry)(nil),   // 25: keyd.store.v1.LedgerEntry
-	(*LedgerHead)(nil),    // 26: keyd.store.v1.LedgerHead
+	(*Restore)(nil),       // 5: keyd.store.v1.Restore
+	(*Epoch)(nil),         // 6: keyd.store.v1.Epoch
+	(*Rewrap)(nil),        // 7: keyd.store.v1.Rewrap
+	(*Heartbeat)(nil),     // 8: keyd.store.v1.Heartbeat
+	(*Duty)(nil),          // 9: keyd.store.v1.Duty
+	(*Wrapped)(nil),       // 10: keyd.store.v1.Wrapped
+	(*Tenant)(nil),        // 11: keyd.store.v1.Tenant
+	(*Class)(nil),         // 12: keyd.store.v1.Class
+	(*LeasePolicy)(nil),   // 13: keyd.store.v1.LeasePolicy
+	(*Subject)(nil),       // 14: keyd.store.v1.Subject
+	(*Schedule)(nil),      // 15: keyd.store.v1.Schedule
+	(*HeldSubject)(nil),   // 16: keyd.store.v1.HeldSubject
+	(*Holders)(nil),       // 17: keyd.store.v1.Holders
+	(*Materialising)(nil), // 18: keyd.store.v1.Materialising
+	(*BucketName)(nil),    // 19: keyd.store.v1.BucketName
+	(*Sweep)(nil),         // 20: keyd.store.v1.Sweep
+	(*SubjectClass)(nil),  // 21: keyd.store.v1.SubjectClass
+	(*Hold)(nil),          // 22: keyd.store.v1.Hold
+	(*KeyOwner)(nil),      // 23: keyd.store.v1.KeyOwner
+	(*Bucket)(nil),        // 24: keyd.store.v1.Bucket
+	(*Request)(nil),       // 25: keyd.store.v1.Request
+	(*LedgerEntry)(nil),   // 26: keyd.store.v1.LedgerEntry
+	(*LedgerHead)(nil),    // 27: keyd.store.v1.LedgerHead
 }
 var file_keyd_store_v1_rows_proto_depIdxs = []int32{
-	0,  // 0: keyd.store.v1.Epoch.state:type_name -> keyd.store.v1.EpochState
-	1,  // 1: keyd.store.v1.Tenant.state:type_name -> keyd.store.v1.TenantState
-	21, // 2: keyd.store.v1.Tenant.holds:type_name -> keyd.store.v1.Hold
-	12, // 3: keyd.store.v1.Class.lease_history:type_name -> keyd.store.v1.LeasePolicy
-	2,  // 4: keyd.store.v1.Subject.state:type_name -> keyd.store.v1.LifeState
-	20, // 5: keyd.store.v1.Subject.classes:type_name -> keyd.store.v1.SubjectClass
-	21, // 6: keyd.store.v1.Subject.holds:type_name -> keyd.store.v1.Hold
-	14, // 7: keyd.store.v1.Subject.schedules:type_name -> keyd.store.v1.Schedule
-	18, // 8: keyd.store.v1.Materialising.buckets:type_name -> keyd.store.v1.BucketName
-	2,  // 9: keyd.store.v1.SubjectClass.state:type_name -> keyd.store.v1.LifeState
-	3,  // 10: keyd.store.v1.Bucket.state:type_name -> keyd.store.v1.BucketState
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	5,  // 0: keyd.store.v1.Meta.restore:type_name -> keyd.store.v1.Restore
+	0,  // 1: keyd.store.v1.Epoch.state:type_name -> keyd.store.v1.EpochState
+	1,  // 2: keyd.store.v1.Tenant.state:type_name -> keyd.store.v1.TenantState
+	22, // 3: keyd.store.v1.Tenant.holds:type_name -> keyd.store.v1.Hold
+	13, // 4: keyd.store.v1.Class.lease_history:type_name -> keyd.store.v1.LeasePolicy
+	2,  // 5: keyd.store.v1.Subject.state:type_name -> keyd.store.v1.LifeState
+	21, // 6: keyd.store.v1.Subject.classes:type_name -> keyd.store.v1.SubjectClass
+	22, // 7: keyd.store.v1.Subject.holds:type_name -> keyd.store.v1.Hold
+	15, // 8: keyd.store.v1.Subject.schedules:type_name -> keyd.store.v1.Schedule
+	19, // 9: keyd.store.v1.Materialising.buckets:type_name -> keyd.store.v1.BucketName
+	2,  // 10: keyd.store.v1.SubjectClass.state:type_name -> keyd.store.v1.LifeState
+	3,  // 11: keyd.store.v1.Bucket.state:type_name -> keyd.store.v1.BucketState
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_keyd_store_v1_rows_proto_init() }
@@ -2386,7 +2503,7 @@ func file_keyd_store_v1_rows_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyd_store_v1_rows_proto_rawDesc), len(file_keyd_store_v1_rows_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
