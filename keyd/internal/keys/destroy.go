@@ -83,12 +83,18 @@ func (q *request) prepare(ctx context.Context, k *Keys) (err error) {
 		q.handle = q.keys.handle(q.subject)
 	}
 	q.mac = requestMAC(k.requestKey, q.tenant, q.id)
-	parts := [][]byte{[]byte(q.kind), q.handle[:], binary.BigEndian.AppendUint32(nil, q.ifGeneration), []byte(q.reason), q.extra}
+	q.digest = q.sum()
+	return nil
+}
+
+// sum is the digest of the request's own fields. A generation of zero means
+// the first.
+func (q *request) sum() [32]byte {
+	parts := [][]byte{[]byte(q.kind), q.handle[:], binary.BigEndian.AppendUint32(nil, max(q.ifGeneration, 1)), []byte(q.reason), q.extra}
 	for _, c := range q.classes {
 		parts = append(parts, []byte(c))
 	}
-	q.digest = sha256.Sum256(envelope.Info("lethe/v1/request-digest", parts...))
-	return nil
+	return sha256.Sum256(envelope.Info("lethe/v1/request-digest", parts...))
 }
 
 // earlier finds what a request with this id did before; nil if there was none.
@@ -100,6 +106,9 @@ func (q *request) earlier(r Reader) (*storev1.Request, error) {
 	case err != nil:
 		return nil, err
 	case string(row.Digest) != string(q.digest[:]):
+		if same, err := q.isReplayed(r, &row); err != nil || same {
+			return &row, err
+		}
 		return nil, fail(keydv1.Outcome_OUTCOME_CONFLICT, "the request id was used for another request").with("field", "request_id")
 	}
 	return &row, nil

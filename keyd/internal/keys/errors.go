@@ -59,6 +59,12 @@ func erased(what string) *Error {
 	return fail(keydv1.Outcome_OUTCOME_ERASED, "%s was erased", what)
 }
 
+// lost reports a tenant whose keys were lost in a restore. It is unavailable:
+// nobody erased it, and a newer backup may have its keys.
+func lost() *Error {
+	return unavailable("the tenant's keys were lost in a restore, and are not erased", nil).with("lost", "tenant")
+}
+
 // damaged reports a row that contradicts another or does not open. It is
 // unavailable to callers, never erased.
 func damaged(what string, cause error) *Error {

@@ -21,16 +21,24 @@ func (k *Keys) holdRequest(ctx context.Context, kind, tenant string, subject []b
 	if err := ident.HoldID(hold); err != nil {
 		return nil, invalid("hold_id", err)
 	}
-	extra := append([]byte(hold), 0)
-	if !end.IsZero() {
-		extra = binary.BigEndian.AppendUint64(extra, uint64(end.UnixMilli()))
-	}
-	q := &request{kind: kind, tenant: tenant, id: id, reason: reason, extra: extra}
+	q := &request{kind: kind, tenant: tenant, id: id, reason: reason, extra: holdExtra(hold, end)}
 	if len(subject) != 0 {
 		q.subject = slices.Clone(subject)
 	}
 	return q, q.prepare(ctx, k)
 }
+
+// holdExtra is what tells two requests about holds apart.
+func holdExtra(hold string, end time.Time) []byte {
+	extra := append([]byte(hold), 0)
+	if !end.IsZero() {
+		extra = binary.BigEndian.AppendUint64(extra, uint64(end.UnixMilli()))
+	}
+	return extra
+}
+
+// holdChange changes a list of holds, and completes the statement about it.
+type holdChange func(holds []*storev1.Hold, s *receipt.Statement, now time.Time) ([]*storev1.Hold, error)
 
 // PlaceHold binds a subject, known or not, or a whole tenant.
 func (k *Keys) PlaceHold(ctx context.Context, req *keydv1.PlaceHoldRequest) (*Recorded, error) {
@@ -45,9 +53,13 @@ func (k *Keys) PlaceHold(ctx context.Context, req *keydv1.PlaceHoldRequest) (*Re
 	if err != nil {
 		return nil, err
 	}
-	return k.recordHold(ctx, q, receipt.HoldPlaced, func(holds []*storev1.Hold, s *receipt.Statement, now time.Time) ([]*storev1.Hold, error) {
-		s.Hold = req.HoldId
-		h := &storev1.Hold{Id: req.HoldId, Reason: req.Reason, PlacedMs: now.UnixMilli()}
+	return k.recordHold(ctx, q, receipt.HoldPlaced, placing(req.HoldId, req.Reason, end))
+}
+
+func placing(id, reason string, end time.Time) holdChange {
+	return func(holds []*storev1.Hold, s *receipt.Statement, now time.Time) ([]*storev1.Hold, error) {
+		s.Hold = id
+		h := &storev1.Hold{Id: id, Reason: reason, PlacedMs: now.UnixMilli()}
 		if !end.IsZero() {
 			if !end.After(now) {
 				return nil, invalid("end", errors.New("is over already"))
@@ -67,7 +79,7 @@ func (k *Keys) PlaceHold(ctx context.Context, req *keydv1.PlaceHoldRequest) (*Re
 			return nil, fail(keydv1.Outcome_OUTCOME_EXHAUSTED, "too many holds")
 		}
 		return append(holds, h), nil
-	})
+	}
 }
 
 // ReleaseHold ends a hold.
@@ -76,14 +88,18 @@ func (k *Keys) ReleaseHold(ctx context.Context, req *keydv1.ReleaseHoldRequest) 
 	if err != nil {
 		return nil, err
 	}
-	return k.recordHold(ctx, q, receipt.HoldReleased, func(holds []*storev1.Hold, s *receipt.Statement, now time.Time) ([]*storev1.Hold, error) {
-		s.Hold = req.HoldId
-		rest := slices.DeleteFunc(slices.Clone(holds), func(h *storev1.Hold) bool { return h.Id == req.HoldId })
+	return k.recordHold(ctx, q, receipt.HoldReleased, releasing(req.HoldId))
+}
+
+func releasing(id string) holdChange {
+	return func(holds []*storev1.Hold, s *receipt.Statement, _ time.Time) ([]*storev1.Hold, error) {
+		s.Hold = id
+		rest := slices.DeleteFunc(slices.Clone(holds), func(h *storev1.Hold) bool { return h.Id == id })
 		if len(rest) == len(holds) {
-			return nil, unknown("the hold").with("hold", req.HoldId)
+			return nil, unknown("the hold").with("hold", id)
 		}
 		return rest, nil
-	})
+	}
 }
 
 // noteHolds keeps the index of held subjects, and tells those who must not
@@ -114,8 +130,7 @@ func noteHolds(tx Tx, tenant, handle id16, holds []*storev1.Hold) error {
 
 // recordHold changes the holds of a subject or of a tenant, in the row that
 // every destruction reads.
-func (k *Keys) recordHold(ctx context.Context, q *request, kind receipt.Kind,
-	change func([]*storev1.Hold, *receipt.Statement, time.Time) ([]*storev1.Hold, error)) (*Recorded, error) {
+func (k *Keys) recordHold(ctx context.Context, q *request, kind receipt.Kind, change holdChange) (*Recorded, error) {
 	// Shares of buckets that are just being destroyed are kept by the hold
 	// itself, which needs the KEKs at hand.
 	if q.subject != nil && kind == receipt.HoldPlaced {
@@ -136,75 +151,79 @@ func (k *Keys) recordHold(ctx context.Context, q *request, kind receipt.Kind,
 		if row != nil {
 			return repeat(row), nil
 		}
-		es, err := readEpochs(r)
-		if err != nil {
-			return nil, err
-		}
-		tenant, err := activeTenant(r, q.tenant)
-		if err != nil {
-			return nil, err
-		}
-		s := q.statement(kind, now)
-		if q.subject == nil {
-			s.Scope = receipt.ScopeTenant
-			holds, err := change(tenant.Holds, s, now)
-			if err != nil {
-				return nil, err
-			}
-			return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
-				setIndex(holds, s.Hold, index)
-				tenant.Holds = holds
-				if err := putRow(tx, tenantKey(q.keys.id), tenant); err != nil {
-					return err
-				}
-				return q.remember(tx, index, now, false, 0)
-			}}, nil
-		}
-		var subject storev1.Subject
-		err = getRow(r, subjectKey(q.keys.id, q.handle), &subject)
-		if err != nil && !errors.Is(err, ErrNotFound) {
-			return nil, err
-		}
-		if subject.State == storev1.LifeState_LIFE_STATE_DESTROYED {
-			return nil, erased("the subject, too late for a hold: it")
-		}
-		if len(subject.LedgerIndexes) >= maxEntriesPerSubject && kind == receipt.HoldPlaced {
-			return nil, fail(keydv1.Outcome_OUTCOME_EXHAUSTED, "the subject has had too many holds")
-		}
-		s.Scope = receipt.ScopePerson
-		holds, err := change(subject.Holds, s, now)
-		if err != nil {
-			return nil, err
-		}
-		var shares []newRow
-		if kind == receipt.HoldPlaced {
-			if shares, err = k.sharesOfMaterialising(r, es, tenant, q.keys, q.handle, &subject); err != nil {
-				return nil, err
-			}
-		}
-		return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
-			setIndex(holds, s.Hold, index)
-			subject.Holds = holds
-			if err := noteHolds(tx, q.keys.id, q.handle, holds); err != nil {
-				return err
-			}
-			for _, s := range shares {
-				if err := tx.Put(s.key, s.value); err != nil {
-					return err
-				}
-			}
-			subject.Generation = max(subject.Generation, 1)
-			subject.LedgerIndexes = append(subject.LedgerIndexes, index)
-			if err := putRow(tx, subjectKey(q.keys.id, q.handle), &subject); err != nil {
-				return err
-			}
-			return q.remember(tx, index, now, false, 0)
-		}}, nil
+		return k.planHold(r, q, kind, now, change)
 	}
 	if err := k.record(ctx, o); err != nil {
 		return nil, err
 	}
 	return k.recorded(ctx, o)
+}
+
+func (k *Keys) planHold(r Reader, q *request, kind receipt.Kind, now time.Time, change holdChange) (*plan, error) {
+	es, err := readEpochs(r)
+	if err != nil {
+		return nil, err
+	}
+	tenant, err := activeTenant(r, q.tenant)
+	if err != nil {
+		return nil, err
+	}
+	s := q.statement(kind, now)
+	if q.subject == nil {
+		s.Scope = receipt.ScopeTenant
+		holds, err := change(tenant.Holds, s, now)
+		if err != nil {
+			return nil, err
+		}
+		return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
+			setIndex(holds, s.Hold, index)
+			tenant.Holds = holds
+			if err := putRow(tx, tenantKey(q.keys.id), tenant); err != nil {
+				return err
+			}
+			return q.remember(tx, index, now, false, 0)
+		}}, nil
+	}
+	var subject storev1.Subject
+	err = getRow(r, subjectKey(q.keys.id, q.handle), &subject)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	if subject.State == storev1.LifeState_LIFE_STATE_DESTROYED {
+		return nil, erased("the subject, too late for a hold: it")
+	}
+	if len(subject.LedgerIndexes) >= maxEntriesPerSubject && kind == receipt.HoldPlaced {
+		return nil, fail(keydv1.Outcome_OUTCOME_EXHAUSTED, "the subject has had too many holds")
+	}
+	s.Scope = receipt.ScopePerson
+	holds, err := change(subject.Holds, s, now)
+	if err != nil {
+		return nil, err
+	}
+	var shares []newRow
+	if kind == receipt.HoldPlaced {
+		if shares, err = k.sharesOfMaterialising(r, es, tenant, q.keys, q.handle, &subject); err != nil {
+			return nil, err
+		}
+	}
+	return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
+		setIndex(holds, s.Hold, index)
+		subject.Holds = holds
+		if err := noteHolds(tx, q.keys.id, q.handle, holds); err != nil {
+			return err
+		}
+		for _, s := range shares {
+			if err := tx.Put(s.key, s.value); err != nil {
+				return err
+			}
+		}
+		subject.Generation = max(subject.Generation, 1)
+		subject.LedgerIndexes = append(subject.LedgerIndexes, index)
+		if err := putRow(tx, subjectKey(q.keys.id, q.handle), &subject); err != nil {
+			return err
+		}
+		return q.remember(tx, index, now, false, 0)
+	}}, nil
 }
 
 // setIndex records where a newly placed hold stands in the ledger.

@@ -195,6 +195,8 @@ func (k *keyring) fetch(ctx context.Context, tenant string) (_ *tenantKeys, es e
 			return err
 		case row.State == storev1.TenantState_TENANT_STATE_FENCED:
 			return erased("the tenant")
+		case row.State == storev1.TenantState_TENANT_STATE_LOST:
+			return lost()
 		}
 		rowKey, err = getWrapped(r, es, func(e uint32) []byte { return wrappedPseudonymKey(e, id) }, &pseudonymRow)
 		return err

@@ -113,6 +113,8 @@ func activeTenant(r Reader, name string) (*storev1.Tenant, error) {
 		return nil, err
 	case t.Name != name:
 		return nil, damaged("a tenant's row has another name", nil)
+	case t.State == storev1.TenantState_TENANT_STATE_LOST:
+		return nil, lost()
 	case t.State != storev1.TenantState_TENANT_STATE_ACTIVE:
 		return nil, erased("the tenant")
 	}

@@ -22,22 +22,7 @@ var (
 // Open serves the key store, after comparing it with the anchor: a store that
 // is behind its anchor, or has another history, is refused.
 func Open(ctx context.Context, cfg Config) (*Keys, error) {
-	if cfg.Clock == nil {
-		cfg.Clock = time.Now
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	cfg.DrainBudget = cfg.DrainBudget.Truncate(time.Millisecond)
-	cfg.EpochLength = cfg.EpochLength.Truncate(time.Millisecond)
-	cfg.SkewAllowance = cfg.SkewAllowance.Truncate(time.Millisecond)
-	k := &Keys{
-		store: cfg.Store, kms: cfg.KMS, anchor: cfg.Anchor, clock: cfg.Clock, log: cfg.Log, cfg: cfg,
-		ring: newKeyring(cfg.Store, cfg.KMS, cfg.Clock, cfg.KEKLease),
-		ops:  make(chan *op), stopped: make(chan struct{}),
-	}
-	k.pulse.id = newID()
-	k.duties = newDuties(k)
+	k := newKeys(cfg)
 	meta, err := k.readMeta(ctx)
 	if errors.Is(err, ErrNotFound) {
 		if err := k.initialise(ctx); err != nil {
@@ -53,10 +38,13 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 	}
 	k.meta = meta
 	if err := k.loadSecrets(ctx); err != nil {
-		return nil, err
+		return nil, k.explainRoot(ctx, err)
 	}
 	if err := k.startLedger(ctx); err != nil {
-		return nil, err
+		return nil, k.explainBehind(ctx, err)
+	}
+	if meta.Restore.GetPending() {
+		return nil, ErrReplayPending
 	}
 	// A full store still serves what it holds.
 	if err := k.beat(ctx); err != nil && !errors.Is(err, ErrFull) {
@@ -78,6 +66,27 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 		}
 	})
 	return k, nil
+}
+
+// newKeys makes Keys that do nothing yet.
+func newKeys(cfg Config) *Keys {
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	cfg.DrainBudget = cfg.DrainBudget.Truncate(time.Millisecond)
+	cfg.EpochLength = cfg.EpochLength.Truncate(time.Millisecond)
+	cfg.SkewAllowance = cfg.SkewAllowance.Truncate(time.Millisecond)
+	k := &Keys{
+		store: cfg.Store, kms: cfg.KMS, anchor: cfg.Anchor, clock: cfg.Clock, log: cfg.Log, cfg: cfg,
+		ring: newKeyring(cfg.Store, cfg.KMS, cfg.Clock, cfg.KEKLease),
+		ops:  make(chan *op), stopped: make(chan struct{}),
+	}
+	k.pulse.id = newID()
+	k.duties = newDuties(k)
+	return k
 }
 
 func (k *Keys) readMeta(ctx context.Context) (*storev1.Meta, error) {

@@ -17,6 +17,12 @@ import (
 	"lethe/keyd/internal/keys"
 )
 
+// Kind names this kind of store in backup files.
+const Kind = "badger"
+
+// Kind returns the constant of that name.
+func (s *Store) Kind() string { return Kind }
+
 // Backup implements keys.Store. It writes Badger's backup format: lists of rows
 // as protobuf, each after its length. The format has no checksum and no end
 // mark, so the caller frames it; Restore takes a stream that was cut between
