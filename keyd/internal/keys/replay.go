@@ -179,14 +179,38 @@ func (p *replay) checkRoots(ctx context.Context) error {
 	// is there was put back, and what it opened is promised to stay closed.
 	// That needs the ledger's key, and so the root; see run.
 	for _, e := range off {
-		call, cancel := context.WithTimeout(ctx, kmsTimeout)
-		err := k.kms.Cancel(call, e.RootId)
-		cancel()
-		if err != nil {
-			return unavailable("the KMS did not call off the root's destruction", err)
+		if err := p.callOff(ctx, e); err != nil {
+			return err
 		}
-		p.done.CalledOff = append(p.done.CalledOff, e.Number)
 	}
+	return nil
+}
+
+// callOff has the KMS keep a root, after noting that it is this that calls its
+// destruction off, and not an operator who wants to keep it.
+func (p *replay) callOff(ctx context.Context, e *storev1.Epoch) error {
+	k := p.k
+	err := k.update(ctx, func(tx Tx) error {
+		head, err := ledger.ReadHead(tx)
+		if err != nil {
+			return err
+		}
+		meta, err := p.begin(tx, head.Size)
+		if err != nil || slices.Contains(meta.Restore.CalledOff, e.Number) {
+			return err
+		}
+		meta.Restore.CalledOff = append(meta.Restore.CalledOff, e.Number)
+		return putRow(tx, metaKey(), meta)
+	})
+	if err != nil {
+		return err
+	}
+	call, cancel := context.WithTimeout(ctx, kmsTimeout)
+	defer cancel()
+	if err := k.kms.Cancel(call, e.RootId); err != nil {
+		return unavailable("the KMS did not call off the root's destruction", err)
+	}
+	p.done.CalledOff = append(p.done.CalledOff, e.Number)
 	return nil
 }
 
@@ -445,7 +469,7 @@ func (p *replay) commit(ctx context.Context, batch []item) error {
 		if now.Size != batch[0].index {
 			return fmt.Errorf("%w: it has %d entries, and %d was to come next", ErrReplay, now.Size, batch[0].index)
 		}
-		if err := p.begin(tx, now.Size); err != nil {
+		if _, err := p.begin(tx, now.Size); err != nil {
 			return err
 		}
 		entries := make([]ledger.Entry, len(batch))
@@ -455,8 +479,16 @@ func (p *replay) commit(ctx context.Context, batch []item) error {
 			}
 			entries[i] = it.entry
 		}
-		head, err = ledger.Replay(tx, entries)
-		return err
+		if head, err = ledger.Replay(tx, entries); err != nil {
+			return err
+		}
+		// The clock is believed as far as what was logged before the replay.
+		var duty storev1.Duty
+		if err := getRow(tx, dutyKey(), &duty); err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		duty.ClockMs = max(duty.ClockMs, head.Time.UnixMilli())
+		return putRow(tx, dutyKey(), &duty)
 	})
 	if errors.Is(err, ErrTooLarge) && len(batch) > 1 {
 		half := len(batch) / 2
@@ -481,16 +513,16 @@ func (p *replay) commit(ctx context.Context, batch []item) error {
 }
 
 // begin marks the store as one that is being replayed.
-func (p *replay) begin(tx Tx, size uint64) error {
-	var meta storev1.Meta
-	if err := getRow(tx, metaKey(), &meta); err != nil {
-		return err
+func (p *replay) begin(tx Tx, size uint64) (*storev1.Meta, error) {
+	meta := new(storev1.Meta)
+	if err := getRow(tx, metaKey(), meta); err != nil {
+		return nil, err
 	}
 	if meta.Restore.GetPending() {
-		return nil
+		return meta, nil
 	}
 	meta.Restore = &storev1.Restore{Pending: true, FromSize: size}
-	return putRow(tx, metaKey(), &meta)
+	return meta, putRow(tx, metaKey(), meta)
 }
 
 // apply makes the rows what the statement made them.
@@ -833,8 +865,7 @@ func (p *replay) finish(ctx context.Context) error {
 		if err := putRow(tx, metaKey(), &meta); err != nil {
 			return err
 		}
-		// The keyds of the older store are gone, and the clock is believed as
-		// far as the ledger's newest entry.
+		// The keyds of the older store are gone.
 		var beats [][]byte
 		if err := tx.Scan([]byte{'A'}, nil, func(key, _ []byte) bool {
 			beats = append(beats, bytes.Clone(key))
@@ -847,12 +878,7 @@ func (p *replay) finish(ctx context.Context) error {
 				return err
 			}
 		}
-		var duty storev1.Duty
-		if err := getRow(tx, dutyKey(), &duty); err != nil && !errors.Is(err, ErrNotFound) {
-			return err
-		}
-		duty.ClockMs = max(duty.ClockMs, head.Time.UnixMilli())
-		return putRow(tx, dutyKey(), &duty)
+		return nil
 	})
 	if err != nil {
 		return err

@@ -189,22 +189,24 @@ func (p *replay) stateEpochs(ctx context.Context, meta *storev1.Meta, rows map[u
 		}
 		statements = append(statements, s)
 	}
-	cancelled := -1
+	cancelled := make(map[uint32]int) // epochs, and where in the statements
 	anew := draining != 0 && (draining != meta.Draining || rows[draining].State != storev1.EpochState_EPOCH_STATE_DRAINING)
 	for _, number := range slices.Sorted(maps.Keys(rows)) {
 		e := rows[number]
+		if e.State == storev1.EpochState_EPOCH_STATE_RETIRING && (number == draining || slices.Contains(meta.Restore.GetCalledOff(), number)) {
+			cancelled[number] = len(statements)
+			state(receipt.EpochCancelled, e)
+			e.State = storev1.EpochState_EPOCH_STATE_DRAINED
+			e.DisabledMs, e.RetiringMs, e.DestroyAtMs = 0, 0, 0
+		}
 		switch {
 		case number == draining:
-			if e.State == storev1.EpochState_EPOCH_STATE_RETIRING {
-				cancelled = len(statements)
-				state(receipt.EpochCancelled, e)
-			}
 			if e.State != storev1.EpochState_EPOCH_STATE_DRAINING {
 				state(receipt.EpochDraining, e)
 				e.State, e.DrainingMs = storev1.EpochState_EPOCH_STATE_DRAINING, now.UnixMilli()
 			}
 			e.TurnRequested = false
-			e.DrainedMs, e.DroppedMs, e.DisabledMs, e.RetiringMs, e.DestroyAtMs, e.SanitisedAt = 0, 0, 0, 0, 0, 0
+			e.DrainedMs, e.DroppedMs, e.DisabledMs, e.SanitisedAt = 0, 0, 0, 0
 		case e.State == storev1.EpochState_EPOCH_STATE_DRAINING:
 			// None of its keys is in this store.
 			state(receipt.EpochDrained, e)
@@ -220,8 +222,8 @@ func (p *replay) stateEpochs(ctx context.Context, meta *storev1.Meta, rows map[u
 	o := &op{ctx: ctx, done: make(chan struct{})}
 	o.check = func(Reader, time.Time) (*plan, error) {
 		return &plan{statements: statements, write: func(tx Tx, index uint64) error {
-			if cancelled >= 0 {
-				rows[draining].CancelledAt = index + uint64(cancelled) + 1
+			for number, i := range cancelled {
+				rows[number].CancelledAt = index + uint64(i) + 1
 			}
 			for number, e := range rows {
 				if err := putRow(tx, epochKey(number), e); err != nil {

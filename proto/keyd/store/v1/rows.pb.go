@@ -362,7 +362,9 @@ type Restore struct {
 	FromSize uint64 `protobuf:"varint,3,opt,name=from_size,json=fromSize,proto3" json:"from_size,omitempty"`
 	ToSize   uint64 `protobuf:"varint,4,opt,name=to_size,json=toSize,proto3" json:"to_size,omitempty"`
 	// When the replay ended.
-	DoneMs        int64 `protobuf:"varint,5,opt,name=done_ms,json=doneMs,proto3" json:"done_ms,omitempty"`
+	DoneMs int64 `protobuf:"varint,5,opt,name=done_ms,json=doneMs,proto3" json:"done_ms,omitempty"`
+	// Epochs the destruction of whose roots was called off for it.
+	CalledOff     []uint32 `protobuf:"varint,6,rep,packed,name=called_off,json=calledOff,proto3" json:"called_off,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -430,6 +432,13 @@ func (x *Restore) GetDoneMs() int64 {
 		return x.DoneMs
 	}
 	return 0
+}
+
+func (x *Restore) GetCalledOff() []uint32 {
+	if x != nil {
+		return x.CalledOff
+	}
+	return nil
 }
 
 type Epoch struct {
@@ -2225,13 +2234,15 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x1a\n" +
 	"\bdraining\x18\x05 \x01(\rR\bdraining\x12\x1c\n" +
 	"\tpreparing\x18\x06 \x01(\rR\tpreparing\x120\n" +
-	"\arestore\x18\a \x01(\v2\x16.keyd.store.v1.RestoreR\arestore\"\x8f\x01\n" +
+	"\arestore\x18\a \x01(\v2\x16.keyd.store.v1.RestoreR\arestore\"\xae\x01\n" +
 	"\aRestore\x12\x18\n" +
 	"\apending\x18\x01 \x01(\bR\apending\x12\x1b\n" +
 	"\tbackup_ms\x18\x02 \x01(\x03R\bbackupMs\x12\x1b\n" +
 	"\tfrom_size\x18\x03 \x01(\x04R\bfromSize\x12\x17\n" +
 	"\ato_size\x18\x04 \x01(\x04R\x06toSize\x12\x17\n" +
-	"\adone_ms\x18\x05 \x01(\x03R\x06doneMs\"\x88\x05\n" +
+	"\adone_ms\x18\x05 \x01(\x03R\x06doneMs\x12\x1d\n" +
+	"\n" +
+	"called_off\x18\x06 \x03(\rR\tcalledOff\"\x88\x05\n" +
 	"\x05Epoch\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12/\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x19.keyd.store.v1.EpochStateR\x05state\x12\x17\n" +

@@ -1,0 +1,400 @@
+package keys_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"pgregory.net/rapid"
+
+	"lethe/keyd/internal/keys"
+	"lethe/keyd/internal/ledger"
+	keydv1 "lethe/proto/keyd/v1"
+)
+
+// history drives a key store through what people do to it, and remembers what
+// there is to ask about afterwards.
+type history struct {
+	*rig
+	rt       *rapid.T
+	requests int
+	tenants  map[string]bool // by name; true: made after the backup
+	backedUp bool
+
+	keys     []madeKey
+	destroys []madeRequest[*keydv1.DestroyKeyRequest]
+	others   []madeRequest[*keydv1.ReinstateRequest]
+	places   []madeRequest[*keydv1.PlaceHoldRequest]
+	releases []madeRequest[*keydv1.ReleaseHoldRequest]
+}
+
+type madeKey struct {
+	tenant, subject, class string
+	key                    *keydv1.BlobKey
+	late                   bool // made, or its bucket was, after the backup
+}
+
+type madeRequest[T any] struct {
+	req     T
+	receipt []byte
+	logged  bool // it has an entry of its own
+}
+
+var (
+	modelSubjects = []string{"alice", "bob", "carol", "dave"}
+	modelClasses  = []string{"memory", "trace", "checkpoint"}
+)
+
+func (h *history) draw(what string, from []string) string {
+	return rapid.SampledFrom(from).Draw(h.rt, what)
+}
+
+func (h *history) someClasses() []string {
+	if rapid.Bool().Draw(h.rt, "whole person") {
+		return nil
+	}
+	return rapid.SliceOfNDistinct(rapid.SampledFrom(modelClasses), 1, 2, rapid.ID[string]).Draw(h.rt, "classes")
+}
+
+func (h *history) request() string {
+	h.requests++
+	return fmt.Sprint("request ", h.requests)
+}
+
+func (h *history) tenant() string {
+	return h.draw("tenant", slices.Sorted(maps.Keys(h.tenants)))
+}
+
+func (h *history) step() {
+	ctx := context.Background()
+	h.clock.Advance(time.Duration(rapid.IntRange(0, 20*60).Draw(h.rt, "minutes")) * time.Minute)
+	_, _ = h.StepDuties(ctx)
+	tenant, subject := h.tenant(), h.draw("subject", modelSubjects)
+	generation := rapid.Uint32Range(0, 3).Draw(h.rt, "generation")
+	switch op := rapid.SampledFrom([]string{
+		"seal", "seal", "seal", "destroy", "destroy", "reinstate", "hold", "release", "class", "tenant", "turn", "turn", "retire",
+	}).Draw(h.rt, "operation"); op {
+	case "seal":
+		q := sealQuery(tenant, subject, h.draw("class", modelClasses))
+		k, err := h.ask(q)
+		if err == nil {
+			h.remember(madeKey{tenant, subject, q.Class, k, h.backedUp})
+		}
+	case "destroy":
+		req := &keydv1.DestroyKeyRequest{
+			Tenant: tenant, SubjectId: []byte(subject), Classes: h.someClasses(), IfGeneration: generation,
+			RequestId: h.request(), Reason: "test",
+		}
+		size := h.LedgerSize()
+		if rec, err := h.DestroyKey(ctx, req); err == nil {
+			h.destroys = append(h.destroys, madeRequest[*keydv1.DestroyKeyRequest]{req, rec.Receipt, rec.Index >= size})
+		}
+	case "reinstate":
+		req := &keydv1.ReinstateRequest{
+			Tenant: tenant, SubjectId: []byte(subject), Classes: h.someClasses(), IfGeneration: generation,
+			RequestId: h.request(), Reason: "again",
+		}
+		if rec, err := h.Reinstate(ctx, req); err == nil {
+			h.others = append(h.others, madeRequest[*keydv1.ReinstateRequest]{req, rec.Receipt, true})
+		}
+	case "hold":
+		req := &keydv1.PlaceHoldRequest{
+			Tenant: tenant, SubjectId: []byte(subject), HoldId: h.draw("hold", []string{"one", "two"}), RequestId: h.request(), Reason: "court",
+		}
+		switch rapid.IntRange(0, 5).Draw(h.rt, "kind of hold") {
+		case 0:
+			req.SubjectId = nil
+		case 1:
+			req.End = timestamppb.New(h.clock.Now().Add(10 * time.Hour))
+		}
+		if rec, err := h.PlaceHold(ctx, req); err == nil {
+			h.places = append(h.places, madeRequest[*keydv1.PlaceHoldRequest]{req, rec.Receipt, true})
+		}
+	case "release":
+		req := &keydv1.ReleaseHoldRequest{
+			Tenant: tenant, SubjectId: []byte(subject), HoldId: h.draw("hold", []string{"one", "two"}), RequestId: h.request(), Reason: "court",
+		}
+		if rapid.IntRange(0, 2).Draw(h.rt, "of the tenant") == 0 {
+			req.SubjectId = nil
+		}
+		if rec, err := h.ReleaseHold(ctx, req); err == nil {
+			h.releases = append(h.releases, madeRequest[*keydv1.ReleaseHoldRequest]{req, rec.Receipt, true})
+		}
+	case "class":
+		_, _ = h.PutClass(ctx, tenant, class(h.draw("class", append(modelClasses, "note")),
+			time.Duration(rapid.IntRange(1, 48).Draw(h.rt, "width"))*time.Hour, time.Duration(rapid.IntRange(0, 60).Draw(h.rt, "lease"))*time.Second))
+	case "tenant":
+		name := h.draw("new tenant", []string{"beta", "gamma"})
+		if _, err := h.CreateTenant(ctx, name, nil); err == nil {
+			h.tenants[name] = h.backedUp
+		}
+	case "turn":
+		if _, err := h.TurnEpoch(ctx, 0); err != nil {
+			h.rt.Fatal(err)
+		}
+		for range rapid.IntRange(1, 12).Draw(h.rt, "steps of duty") {
+			if _, err := h.StepDuties(ctx); err != nil {
+				h.rt.Fatal(err)
+			}
+		}
+	case "retire":
+		for range 4 {
+			h.clock.Advance(90 * time.Minute)
+			for range rapid.IntRange(1, 6).Draw(h.rt, "steps of duty") {
+				if _, err := h.StepDuties(ctx); err != nil {
+					h.rt.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+func (h *history) remember(k madeKey) {
+	for _, old := range h.keys {
+		if bytes.Equal(old.key.KeyId, k.key.KeyId) && old.key.Bucket == k.key.Bucket {
+			return
+		}
+	}
+	h.keys = append(h.keys, k)
+}
+
+// answers are what a key store says to everything that may be asked.
+type answers struct {
+	opens    []string
+	subjects map[string]*keydv1.DescribeSubjectResponse
+	failed   map[string]string // subjects that cannot be described
+	lists    map[string]string // of whole tenants
+}
+
+func (h *history) ask1(k madeKey) string {
+	got, err := h.ask(openQuery(k.tenant, k.subject, k.class, k.key))
+	if err != nil {
+		return outcome(err).String()
+	}
+	if !bytes.Equal(got.Key, k.key.Key) {
+		return "another key"
+	}
+	return "opens"
+}
+
+func (h *history) answers() *answers {
+	ctx := context.Background()
+	a := &answers{subjects: make(map[string]*keydv1.DescribeSubjectResponse), failed: make(map[string]string), lists: make(map[string]string)}
+	for _, k := range h.keys {
+		a.opens = append(a.opens, h.ask1(k))
+	}
+	for _, tenant := range slices.Sorted(maps.Keys(h.tenants)) {
+		for _, s := range modelSubjects {
+			d, err := h.DescribeSubject(ctx, tenant, []byte(s))
+			if err != nil {
+				a.failed[tenant+"/"+s] = outcome(err).String()
+				continue
+			}
+			slices.SortFunc(d.Classes, func(x, y *keydv1.ClassState) int { return strings.Compare(x.Class, y.Class) })
+			a.subjects[tenant+"/"+s] = d
+		}
+		// Evidence, lost tenants' too.
+		entries, _, err := h.ListReceipts(ctx, tenant, nil, 0, 1000)
+		if err != nil {
+			h.rt.Fatal(err)
+		}
+		var b strings.Builder
+		for _, e := range entries {
+			fmt.Fprintf(&b, "%d %s\n", e.LedgerIndex, e.Statement)
+		}
+		a.lists[tenant] = b.String()
+		if holds, err := h.Holds(ctx, tenant, nil); err == nil {
+			a.lists["holds "+tenant] = fmt.Sprint(holds)
+		} else {
+			a.lists["holds "+tenant] = outcome(err).String()
+		}
+	}
+	return a
+}
+
+// TestReplayedHistory: whatever happened before a backup and after it, the
+// restored store answers, once it is replayed, as the one that was lost; but
+// for keys that the backup lacks, which are erased where they were erased and
+// unknown otherwise, and never another key under the same name.
+func TestReplayedHistory(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		r, store, _ := newMemoryRig(t)
+		defer r.close()
+		h := &history{rig: r, rt: rt, tenants: map[string]bool{"acme": false}}
+		for range rapid.IntRange(0, 25).Draw(rt, "before") {
+			h.step()
+		}
+		rows := store.copyRows()
+		h.backedUp = true
+		for range rapid.IntRange(0, 25).Draw(rt, "after") {
+			h.step()
+		}
+		want := h.answers()
+		lost := h.LedgerSize()
+		r.close()
+
+		r.store = restored(rows)
+		if err := r.serve(); err == nil {
+			if r.LedgerSize() != lost {
+				rt.Fatalf("a store with %d of %d entries serves", r.LedgerSize(), lost)
+			}
+			r.Keys.Close()
+			r.Keys = nil
+		} else if !errors.Is(err, ledger.ErrBehind) && !errors.Is(err, keys.ErrRootDestroyed) && !errors.Is(err, keys.ErrRootRetiring) {
+			rt.Fatalf("a restored store: %v", err)
+		}
+		if err := keys.MarkRestored(context.Background(), r.store, r.clock.Now()); err != nil {
+			rt.Fatal(err)
+		}
+		done, err := keys.Replay(context.Background(), r.config(), keys.ReplayOptions{})
+		if errors.Is(err, keys.ErrRootRetiring) {
+			done, err = keys.Replay(context.Background(), r.config(), keys.ReplayOptions{CallOff: true})
+		}
+		if errors.Is(err, keys.ErrRootDestroyed) {
+			return // and nothing else would be right
+		}
+		if err != nil {
+			rt.Fatalf("replay: %v", err)
+		}
+		if err := r.serve(); err != nil {
+			rt.Fatalf("after the replay of %s: %v", done.Kinds(), err)
+		}
+		h.compare(want, h.answers())
+		h.compareRequests()
+		if _, err := r.ConfirmClock(context.Background()); err != nil {
+			rt.Fatal(err)
+		}
+		// The epochs go on, and so do the answers.
+		for range 30 {
+			if _, err := r.StepDuties(context.Background()); err != nil {
+				rt.Fatalf("duties after the replay: %v", err)
+			}
+		}
+		epochs, _, err := r.Epochs(context.Background())
+		if err != nil {
+			rt.Fatal(err)
+		}
+		for _, e := range epochs {
+			if e.State == keydv1.EpochState_EPOCH_STATE_DRAINING {
+				rt.Fatalf("epoch %d does not drain: %s", e.Number, e.WaitingFor)
+			}
+		}
+		got := h.answers()
+		h.compare(want, got)
+		// Nor does a seal bring a dead key back, or another under its name.
+		for i, k := range h.keys {
+			_, _ = h.ask(sealQuery(k.tenant, k.subject, k.class))
+			if now := h.ask1(k); now != got.opens[i] {
+				rt.Fatalf("a key of %s that was %s is %s after a seal", k.subject, got.opens[i], now)
+			}
+		}
+	})
+}
+
+func (h *history) compare(want, got *answers) {
+	h.rt.Helper()
+	for i, k := range h.keys {
+		a, b := want.opens[i], got.opens[i]
+		switch {
+		case a == b:
+		case h.tenants[k.tenant] && b == isUnavail.String():
+		case k.late && a == "opens" && b == isUnknown.String():
+		default:
+			h.rt.Fatalf("a key of %s/%s/%s (late: %v): %s, was %s", k.tenant, k.subject, k.class, k.late, b, a)
+		}
+	}
+	late := make(map[string]bool)
+	for _, k := range h.keys {
+		late[k.tenant+"/"+k.subject] = late[k.tenant+"/"+k.subject] || k.late
+	}
+	for name, a := range want.subjects {
+		b := got.subjects[name]
+		if b == nil {
+			tenant, _, _ := strings.Cut(name, "/")
+			if !h.tenants[tenant] || got.failed[name] != isUnavail.String() {
+				h.rt.Fatalf("%s: %s", name, got.failed[name])
+			}
+			continue
+		}
+		if late[name] {
+			b = withoutLost(a, b)
+			a = withoutLost(a, a)
+		}
+		if !proto.Equal(a, b) {
+			h.rt.Fatalf("%s is\n%v\nwas\n%v", name, b, a)
+		}
+	}
+	for what, a := range want.lists {
+		b := got.lists[what]
+		if tenant, isHolds := strings.CutPrefix(what, "holds "); isHolds && h.tenants[tenant] && b == isUnavail.String() {
+			continue
+		}
+		if !strings.HasPrefix(b, a) { // classes may have begun new buckets since
+			h.rt.Fatalf("%s:\n%s\nwas\n%s", what, b, a)
+		}
+	}
+}
+
+// withoutLost leaves out what a store cannot know that lacks some keys of d,
+// which is of the store that had them: that they live.
+func withoutLost(full, d *keydv1.DescribeSubjectResponse) *keydv1.DescribeSubjectResponse {
+	d = proto.Clone(d).(*keydv1.DescribeSubjectResponse)
+	d.Classes = slices.DeleteFunc(d.Classes, func(c *keydv1.ClassState) bool {
+		return c.State != keydv1.SubjectState_SUBJECT_STATE_DESTROYED && len(c.DeadKeyIds) == 0
+	})
+	for _, c := range d.Classes {
+		if c.State != keydv1.SubjectState_SUBJECT_STATE_DESTROYED {
+			c.State, c.KeyId = keydv1.SubjectState_SUBJECT_STATE_UNSPECIFIED, nil
+		}
+	}
+	if d.State != keydv1.SubjectState_SUBJECT_STATE_DESTROYED {
+		d.State, d.Generation = keydv1.SubjectState_SUBJECT_STATE_UNSPECIFIED, 0
+	}
+	return d
+}
+
+// compareRequests repeats every request under its old id.
+func (h *history) compareRequests() {
+	h.rt.Helper()
+	ctx := context.Background()
+	check := func(what, tenant string, rec *keys.Recorded, err error, receipt []byte, logged bool) {
+		h.rt.Helper()
+		switch {
+		case h.tenants[tenant] && outcome(err) == isUnavail:
+		case !logged && outcome(err) == isConflict:
+			// It found everything destroyed, of which no entry tells.
+		case err != nil:
+			h.rt.Fatalf("%s again: %v", what, err)
+		case !bytes.Equal(rec.Receipt, receipt):
+			h.rt.Fatalf("%s again: another receipt", what)
+		}
+	}
+	size := h.LedgerSize()
+	for _, m := range h.destroys {
+		rec, err := h.DestroyKey(ctx, m.req)
+		check("destroying", m.req.Tenant, rec, err, m.receipt, m.logged)
+	}
+	for _, m := range h.others {
+		rec, err := h.Reinstate(ctx, m.req)
+		check("reinstating", m.req.Tenant, rec, err, m.receipt, true)
+	}
+	for _, m := range h.places {
+		rec, err := h.PlaceHold(ctx, m.req)
+		check("placing", m.req.Tenant, rec, err, m.receipt, true)
+	}
+	for _, m := range h.releases {
+		rec, err := h.ReleaseHold(ctx, m.req)
+		check("releasing", m.req.Tenant, rec, err, m.receipt, true)
+	}
+	if h.LedgerSize() != size {
+		h.rt.Fatalf("repeated requests added %d entries", h.LedgerSize()-size)
+	}
+}
