@@ -86,6 +86,8 @@ func (p *printer) entry(e VerifiedEntry) {
 	switch s.Existed {
 	case ExistedNo:
 		p.given("keys", "none existed; none can be made until a reinstatement")
+	case ExistedUnknown:
+		p.given("keys", "none known; one may have been lost when the key store was restored; none can be made until a reinstatement")
 	case ExistedYes:
 		p.line("  keys", "%d destroyed", len(s.DeadKeys))
 	}

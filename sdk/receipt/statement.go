@@ -73,6 +73,9 @@ const (
 const (
 	ExistedYes = "yes"
 	ExistedNo  = "no"
+	// ExistedUnknown: the key store knows of none, and was put back from a
+	// backup once, which may have lacked one.
+	ExistedUnknown = "unknown"
 )
 
 // What happens to keys at the end of a retention.
@@ -102,7 +105,7 @@ type Statement struct {
 	Generation uint32
 	// DeadKeys are the keys that this statement killed, in ascending order once encoded.
 	DeadKeys []DeadKey
-	// Existed is ExistedYes or ExistedNo.
+	// Existed is ExistedYes, ExistedNo or ExistedUnknown.
 	Existed string
 
 	// Reason is a code of 1 to 64 bytes of [a-z0-9._-].
@@ -256,7 +259,7 @@ var fields = []field{
 	instant("due", func(s *Statement) *time.Time { return &s.Due }),
 	text("end_action", func(s *Statement) *string { return &s.EndAction }, oneOf(EndDestroy, EndDeny)),
 	number32("epoch", func(s *Statement) *uint32 { return &s.Epoch }),
-	text("existed", func(s *Statement) *string { return &s.Existed }, oneOf(ExistedYes, ExistedNo)),
+	text("existed", func(s *Statement) *string { return &s.Existed }, oneOf(ExistedYes, ExistedNo, ExistedUnknown)),
 	text("final_basis", func(s *Statement) *string { return &s.FinalBasis }, code(64)),
 	instant("final_by", func(s *Statement) *time.Time { return &s.FinalBy }),
 	number32("generation", func(s *Statement) *uint32 { return &s.Generation }),
@@ -402,7 +405,7 @@ func (s *Statement) check() error {
 			return fmt.Errorf("%w statement: %s is before time", ErrMalformed, t.name)
 		}
 	}
-	if s.Existed == ExistedNo && len(s.DeadKeys) > 0 {
+	if (s.Existed == ExistedNo || s.Existed == ExistedUnknown) && len(s.DeadKeys) > 0 {
 		return fmt.Errorf("%w statement: dead keys that never existed", ErrMalformed)
 	}
 	if (s.Kind == ClassSet || s.Kind == Expired) && len(s.Classes) != 1 {

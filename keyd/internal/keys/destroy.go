@@ -332,10 +332,17 @@ func (k *Keys) planKill(r Reader, q *request, a *aim, due []*storev1.Schedule, n
 		doomed = append(doomed, rows...)
 	}
 	s.Existed = receipt.ExistedNo
+	if es.restoredMs != 0 {
+		s.Existed = receipt.ExistedUnknown
+	}
 	if len(s.DeadKeys) != 0 {
 		s.Existed = receipt.ExistedYes
 	}
 	s.DrainedBy = now.Add(lease + k.cfg.SkewAllowance)
+	if es.restoredMs != 0 {
+		// A key that was lost in the restore may still be leased.
+		s.DrainedBy = latest(s.DrainedBy, time.UnixMilli(es.restoredMs).Add(MaxLease+k.cfg.SkewAllowance))
+	}
 	subject := &a.subject
 	ended := endedSchedules(subject, a.classes)
 	if len(due) == 0 && len(ended) != 0 {

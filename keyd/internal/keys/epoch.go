@@ -22,6 +22,8 @@ import (
 // zero: there is none.
 type epochs struct {
 	open, draining, preparing uint32
+	// restoredMs is when the store was last put back and replayed; zero: never.
+	restoredMs int64
 }
 
 // readEpochs reads the row that every turn changes. A transaction that reads
@@ -31,7 +33,7 @@ func readEpochs(r Reader) (epochs, error) {
 	if err := getRow(r, metaKey(), &meta); err != nil {
 		return epochs{}, damaged("the store's own row cannot be read", err)
 	}
-	return epochs{open: meta.Epoch, draining: meta.Draining, preparing: meta.Preparing}, nil
+	return epochs{open: meta.Epoch, draining: meta.Draining, preparing: meta.Preparing, restoredMs: meta.Restore.GetDoneMs()}, nil
 }
 
 // read returns the epochs whose rows are read, the newest first.

@@ -126,7 +126,7 @@ FIELDS = {
         {"class_number": below(65536, 1), "generation": below(2**32, 1), "key_id": octets(16)},
         lambda k: (int(k["class_number"]), int(k["generation"]), k["key_id"]),
     ),
-    "existed": one_of("yes", "no"),
+    "existed": one_of("yes", "no", "unknown"),
     "request": octets(16, 32),
     "pseudonym_check": octets(16, 32),
     "epoch": below(2**32),
@@ -193,7 +193,7 @@ def statement(s, text):
         need(scope == "person" or "classes" in s)
     if scope == "tenant":
         need(not s.keys() & {"handle", "generation", "classes", "dead_keys"} and kind != "reinstated")
-    need(s.get("existed") != "no" or "dead_keys" not in s)
+    need(s.get("existed") not in ("no", "unknown") or "dead_keys" not in s)
     if kind == "expired":
         need(int(s["bucket_start_s"]) < int(s["bucket_end_s"]))
     need(canonical(s) == text)
