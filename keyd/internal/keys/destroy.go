@@ -338,11 +338,7 @@ func (k *Keys) planKill(r Reader, q *request, a *aim, due []*storev1.Schedule, n
 	if len(s.DeadKeys) != 0 {
 		s.Existed = receipt.ExistedYes
 	}
-	s.DrainedBy = now.Add(lease + k.cfg.SkewAllowance)
-	if es.restoredMs != 0 {
-		// A key that was lost in the restore may still be leased.
-		s.DrainedBy = latest(s.DrainedBy, time.UnixMilli(es.restoredMs).Add(MaxLease+k.cfg.SkewAllowance))
-	}
+	s.DrainedBy = es.drained(now.Add(lease+k.cfg.SkewAllowance), k.cfg.SkewAllowance)
 	subject := &a.subject
 	ended := endedSchedules(subject, a.classes)
 	if len(due) == 0 && len(ended) != 0 {

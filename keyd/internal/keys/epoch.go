@@ -57,6 +57,15 @@ func (e epochs) needs(epoch uint32) bool {
 	return epoch != 0 && (epoch == e.open || epoch == e.draining || epoch == e.preparing)
 }
 
+// drained allows, in what a statement says of the end of all leases, for keys
+// that were lost in a restore and may still be leased.
+func (e epochs) drained(by time.Time, skew time.Duration) time.Time {
+	if e.restoredMs == 0 {
+		return by
+	}
+	return latest(by, time.UnixMilli(e.restoredMs).Add(MaxLease+skew))
+}
+
 // openEpoch returns the epoch under which keys are wrapped now. Reading its
 // row makes the transaction conflict with the epoch's turning, so that nothing
 // is wrapped under an epoch that drains.

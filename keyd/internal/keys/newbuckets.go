@@ -66,7 +66,8 @@ func (p *replay) newBuckets(ctx context.Context) error {
 					return nil, err
 				}
 				beginBucket(row, at)
-				return &plan{statements: []*receipt.Statement{classSet(c.tenant, row, now)}, write: func(tx Tx, _ uint64) error {
+				return &plan{statements: []*receipt.Statement{classSet(c.tenant, row, now)}, write: func(tx Tx, index uint64) error {
+					row.ChangedAt = index + 1
 					return putClass(tx, tenantID(c.tenant), row)
 				}}, nil
 			}}

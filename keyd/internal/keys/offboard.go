@@ -90,7 +90,7 @@ func (k *Keys) planDestroyTenant(r Reader, q *request, now time.Time) (*plan, er
 		}
 		lease = max(lease, longestLease(c, now))
 	}
-	s.DrainedBy = now.Add(lease + k.cfg.SkewAllowance)
+	s.DrainedBy = es.drained(now.Add(lease+k.cfg.SkewAllowance), k.cfg.SkewAllowance)
 	var doomed [][]byte
 	for _, e := range []uint32{es.open, es.draining, es.preparing} {
 		for _, key := range [][]byte{wrappedPseudonymKey(e, q.keys.id), kekRowOf(&t, e, q.keys.id)} {

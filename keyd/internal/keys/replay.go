@@ -109,7 +109,7 @@ func Replay(ctx context.Context, cfg Config, o ReplayOptions) (*Replayed, error)
 		return nil, fmt.Errorf("%w: level %d, this version knows %d", ErrFormat, meta.FormatLevel, FormatLevel)
 	}
 	k.meta = meta
-	p := &replay{k: k, o: o, done: &Replayed{Missing: make(map[receipt.Kind]uint64)}}
+	p := &replay{k: k, o: o, done: &Replayed{Missing: make(map[receipt.Kind]uint64)}, loaded: make(map[string]*tenantKeys)}
 	if err := p.checkRoots(ctx); err != nil {
 		return nil, err
 	}
@@ -139,6 +139,8 @@ type replay struct {
 	k    *Keys
 	o    ReplayOptions
 	done *Replayed
+	// loaded are the keys of tenants that statements needed.
+	loaded map[string]*tenantKeys
 }
 
 // item is an entry to replay.
@@ -166,6 +168,18 @@ func (p *replay) run(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("%w: entry %d: %w", ErrReplay, index, err)
 		}
+		if s.Kind == receipt.Expired {
+			// Whoever is held by now keeps a share.
+			if len(batch) != 0 {
+				if err := p.commit(ctx, batch); err != nil {
+					return err
+				}
+				batch = batch[:0]
+			}
+			if err := p.keepShares(ctx, s); err != nil {
+				return err
+			}
+		}
 		batch = append(batch, item{index, e, s})
 		if len(batch) < replayBatch || e.TreeSize > index+1 {
 			return nil
@@ -187,6 +201,11 @@ func (p *replay) run(ctx context.Context) error {
 // commit replays a batch in one transaction; in halves where it is too large.
 func (p *replay) commit(ctx context.Context, batch []item) error {
 	k := p.k
+	for _, it := range batch {
+		if err := p.loadKeys(ctx, it.s); err != nil {
+			return err
+		}
+	}
 	var head ledger.Head
 	err := k.update(ctx, func(tx Tx) error {
 		now, err := ledger.ReadHead(tx)

@@ -16,8 +16,6 @@ import (
 	keydv1 "lethe/proto/keyd/v1"
 )
 
-const draining = keydv1.EpochState_EPOCH_STATE_DRAINING
-
 // stepUntil does duties until an epoch has come to a state.
 func (r *rig) stepUntil(number uint32, s keydv1.EpochState) {
 	r.t.Helper()

@@ -74,7 +74,7 @@ func (r *rig) replay(o keys.ReplayOptions) *keys.Replayed {
 	return done
 }
 
-func (r *rig) hold(subject, id, request string) {
+func (r *rig) place(subject, id, request string) {
 	r.t.Helper()
 	_, err := r.PlaceHold(context.Background(), &keydv1.PlaceHoldRequest{
 		Tenant: "acme", SubjectId: []byte(subject), HoldId: id, RequestId: request, Reason: "court",
@@ -84,7 +84,7 @@ func (r *rig) hold(subject, id, request string) {
 	}
 }
 
-func (r *rig) release(subject, id, request string) {
+func (r *rig) unplace(subject, id, request string) {
 	r.t.Helper()
 	_, err := r.ReleaseHold(context.Background(), &keydv1.ReleaseHoldRequest{
 		Tenant: "acme", SubjectId: []byte(subject), HoldId: id, RequestId: request, Reason: "court",
@@ -112,14 +112,14 @@ func TestGuaranteeNoWayBack(t *testing.T) {
 	r := newRig(t)
 	alice, bob := r.seal("alice", "memory"), r.seal("bob", "memory")
 	carol, carolTrace := r.seal("carol", "memory"), r.seal("carol", "trace")
-	r.hold("bob", "old", "h0")
+	r.place("bob", "old", "h0")
 	file := r.backup()
 
 	// What happens after the backup.
 	first := r.destroy("alice", "d1")
-	r.hold("bob", "new", "h1")
-	r.release("bob", "old", "h2")
-	r.hold("dave", "early", "h3") // never seen
+	r.place("bob", "new", "h1")
+	r.unplace("bob", "old", "h2")
+	r.place("dave", "early", "h3") // never seen
 	r.destroy("carol", "d2", "trace")
 	r.reinstate("alice", "r1", 1)
 	again := r.seal("alice", "memory") // a key that the backup lacks

@@ -2,12 +2,13 @@ package keys
 
 import (
 	"bytes"
+	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	"lethe/keyd/internal/ledger"
 	storev1 "lethe/proto/keyd/store/v1"
 	"lethe/sdk/receipt"
 )
@@ -24,9 +25,11 @@ func (p *replay) apply(tx Tx, it item) error {
 	case receipt.TenantCreated:
 		return p.tenantCreated(tx, s)
 	case receipt.ClassSet:
-		return p.classSet(tx, s)
-	case receipt.Destroyed, receipt.Reinstated, receipt.HoldPlaced, receipt.HoldReleased:
-		return p.subjectChanged(tx, it)
+		return p.classSet(tx, it)
+	case receipt.Destroyed, receipt.Scheduled, receipt.Cancelled, receipt.Reinstated, receipt.HoldPlaced, receipt.HoldReleased:
+		return p.requested(tx, it)
+	case receipt.Expired:
+		return p.expired(tx, s)
 	case receipt.EpochOpened, receipt.EpochDraining, receipt.EpochDrained, receipt.Sanitised,
 		receipt.EpochRetiring, receipt.EpochCancelled, receipt.EpochClosed:
 		return p.epochChanged(tx, it)
@@ -45,7 +48,8 @@ func (p *replay) tenantCreated(tx Tx, s *receipt.Statement) error {
 	})
 }
 
-func (p *replay) classSet(tx Tx, s *receipt.Statement) error {
+func (p *replay) classSet(tx Tx, it item) error {
+	s := it.s
 	id, stated := tenantID(s.Tenant), s.Classes[0]
 	var t storev1.Tenant
 	if err := getRow(tx, tenantKey(id), &t); err != nil {
@@ -61,7 +65,8 @@ func (p *replay) classSet(tx Tx, s *receipt.Statement) error {
 		return fmt.Errorf("%w: the class has another number", ErrReplay)
 	}
 	setLease(row, s.LeaseMS, s.Time)
-	row.RetentionS = s.RetentionS
+	row.RetentionS, row.DenyOnly, row.ApprovedBy = s.RetentionS, s.EndAction == receipt.EndDeny, s.ApprovedBy
+	row.ChangedAt = it.index + 1
 	row.BucketWidthS, row.WidthFromS = s.BucketWidthS, s.WidthFromS
 	row.NextBucketWidthS, row.NextWidthFromS = s.NextBucketWidthS, s.NextWidthFromS
 	if err := putClass(tx, id, row); err != nil {
@@ -74,18 +79,15 @@ func (p *replay) classSet(tx Tx, s *receipt.Statement) error {
 	return putRow(tx, tenantKey(id), &t)
 }
 
-// subjectChanged makes the request that the statement answered once more, and
-// sees whether it comes to the same.
-func (p *replay) subjectChanged(tx Tx, it item) error {
+// requested makes the request that the statement answered once more, and sees
+// whether it comes to the same.
+func (p *replay) requested(tx Tx, it item) error {
 	s := it.s
 	var tenant storev1.Tenant
 	if err := getRow(tx, tenantKey(tenantID(s.Tenant)), &tenant); err != nil {
 		return err
 	}
-	q := &request{
-		tenant: s.Tenant, reason: s.Reason, mac: s.Request,
-		keys: &tenantKeys{name: s.Tenant, id: tenantID(s.Tenant)},
-	}
+	q := &request{tenant: s.Tenant, reason: s.Reason, mac: s.Request, keys: p.keysOf(s.Tenant)}
 	if s.Handle != nil {
 		q.subject, q.handle = []byte{}, id16(s.Handle)
 	}
@@ -93,36 +95,17 @@ func (p *replay) subjectChanged(tx Tx, it item) error {
 		q.classes = append(q.classes, c.Name)
 	}
 	slices.Sort(q.classes)
-	if tenant.State == storev1.TenantState_TENANT_STATE_LOST {
-		return p.ofLost(tx, it, q)
-	}
-
-	var made *plan
-	var err error
-	switch s.Kind {
-	case receipt.Destroyed:
-		q.kind, q.ifGeneration = "destroy", s.Generation
-		q.digest = q.sum()
+	if s.Kind == receipt.Destroyed {
 		if err := p.loseKeys(tx, s, q); err != nil {
 			return err
 		}
-		made, err = p.k.planDestroy(tx, q, s.Time)
-	case receipt.Reinstated:
-		q.kind = "reinstate"
-		if q.ifGeneration, err = p.reinstatedFrom(tx, s, q); err != nil {
-			return err
-		}
-		q.digest = q.sum()
-		made, _, err = planReinstate(tx, q, s.Time)
-	case receipt.HoldPlaced:
-		q.kind, q.extra = "place-hold", holdExtra(s.Hold, s.HoldEnd)
-		q.digest = q.sum()
-		made, err = p.k.planHold(tx, q, s.Kind, s.Time, placing(s.Hold, s.Reason, s.HoldEnd))
-	case receipt.HoldReleased:
-		q.kind, q.extra = "release-hold", holdExtra(s.Hold, time.Time{})
-		q.digest = q.sum()
-		made, err = p.k.planHold(tx, q, s.Kind, s.Time, releasing(s.Hold))
 	}
+	// What an entry of the same request wrote before, if there is one.
+	before, err := readRequest(tx, q.mac)
+	if err != nil {
+		return err
+	}
+	made, err := p.plan(found{tx, tenant.State, tenantKey(q.keys.id)}, s, q)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrReplay, err)
 	}
@@ -132,7 +115,138 @@ func (p *replay) subjectChanged(tx Tx, it item) error {
 	if err := made.write(tx, it.index); err != nil {
 		return err
 	}
-	return markReplayed(tx, q)
+	if tenant.State == storev1.TenantState_TENANT_STATE_LOST {
+		if err := loseAgain(tx, q.keys.id); err != nil {
+			return err
+		}
+	}
+	return markReplayed(tx, q, it, before)
+}
+
+// found shows a lost tenant as one that is active: what was done to it while
+// it was there is replayed like anybody's.
+type found struct {
+	Reader
+	state storev1.TenantState
+	row   []byte
+}
+
+func (f found) Get(key []byte) ([]byte, error) {
+	b, err := f.Reader.Get(key)
+	if err != nil || f.state != storev1.TenantState_TENANT_STATE_LOST || !bytes.Equal(key, f.row) {
+		return b, err
+	}
+	var t storev1.Tenant
+	if err := decode(b, &t); err != nil {
+		return nil, err
+	}
+	t.State = storev1.TenantState_TENANT_STATE_ACTIVE
+	return encode(&t)
+}
+
+// loseAgain undoes what found showed, where it was written back.
+func loseAgain(tx Tx, tenant id16) error {
+	var t storev1.Tenant
+	if err := getRow(tx, tenantKey(tenant), &t); err != nil || t.State != storev1.TenantState_TENANT_STATE_ACTIVE {
+		return err
+	}
+	t.State = storev1.TenantState_TENANT_STATE_LOST
+	return putRow(tx, tenantKey(tenant), &t)
+}
+
+// plan plans what a statement tells of, at the time that it tells.
+func (p *replay) plan(r Reader, s *receipt.Statement, q *request) (*plan, error) {
+	k := p.k
+	switch s.Kind {
+	case receipt.Destroyed:
+		if s.Scope == receipt.ScopeTenant {
+			q.kind = "destroy-tenant"
+			q.digest = q.sum()
+			return k.planDestroyTenant(r, q, s.Time)
+		}
+		due, err := p.wasDue(r, s, q)
+		if err != nil || due {
+			if err != nil {
+				return nil, err
+			}
+			made, err := k.planDue(r, s.Tenant, q.keys.id, q.handle, s.Time)
+			if made == nil && err == nil {
+				err = errors.New("nothing is due")
+			}
+			return made, err
+		}
+		q.kind, q.ifGeneration = "destroy", s.Generation
+		q.digest = q.sum()
+		return k.planDestroy(r, q, s.Time)
+	case receipt.Scheduled:
+		q.kind, q.ifGeneration = "destroy", s.Generation
+		q.extra = binary.BigEndian.AppendUint64(nil, uint64(s.Due.UnixMilli()))
+		q.digest = q.sum()
+		return k.planSchedule(r, q, s.Due, s.Time)
+	case receipt.Cancelled:
+		q.kind = "cancel"
+		classes := q.classes
+		q.classes = nil // the request named none
+		q.digest = q.sum()
+		q.classes = classes
+		only, err := p.scheduledBy(r, s, q)
+		if err != nil {
+			return nil, err
+		}
+		return planCancel(r, q, only, s.Time)
+	case receipt.Reinstated:
+		from, err := p.reinstatedFrom(r, s, q)
+		if err != nil {
+			return nil, err
+		}
+		q.kind, q.ifGeneration = "reinstate", from
+		q.digest = q.sum()
+		made, _, err := planReinstate(r, q, s.Time)
+		return made, err
+	case receipt.HoldPlaced:
+		q.kind, q.extra = "place-hold", holdExtra(s.Hold, s.HoldEnd)
+		q.digest = q.sum()
+		return k.planHold(r, q, s.Kind, s.Time, placing(s.Hold, s.Reason, s.HoldEnd))
+	case receipt.HoldReleased:
+		q.kind, q.extra = "release-hold", holdExtra(s.Hold, time.Time{})
+		q.digest = q.sum()
+		return k.planHold(r, q, s.Kind, s.Time, releasing(s.Hold))
+	}
+	return nil, fmt.Errorf("a %s is no request", s.Kind)
+}
+
+// scheduleOf returns what is scheduled for the subject by the entry that the
+// statement is about; nil if nothing is.
+func (p *replay) scheduleOf(r Reader, s *receipt.Statement, q *request) (*storev1.Schedule, error) {
+	var subject storev1.Subject
+	if err := getRow(r, subjectKey(q.keys.id, q.handle), &subject); err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	for _, e := range subject.Schedules {
+		if s.Of != nil && e.LedgerIndex == *s.Of {
+			return e, nil
+		}
+	}
+	return nil, nil
+}
+
+// wasDue says whether a destruction carried out one that was scheduled, and
+// was not asked for by a request of its own.
+func (p *replay) wasDue(r Reader, s *receipt.Statement, q *request) (bool, error) {
+	e, err := p.scheduleOf(r, s, q)
+	return e != nil && bytes.Equal(e.Request, s.Request), err
+}
+
+// scheduledBy returns the request that asked for what a statement cancels.
+func (p *replay) scheduledBy(r Reader, s *receipt.Statement, q *request) ([]byte, error) {
+	e, err := p.scheduleOf(r, s, q)
+	if err != nil {
+		return nil, err
+	}
+	if e == nil {
+		return nil, errors.New("it is not scheduled")
+	}
+	return e.Request, nil
 }
 
 // sameEffect compares what was planned with what was stated. What a statement
@@ -144,7 +258,7 @@ func sameEffect(made *plan, s *receipt.Statement) error {
 	}
 	again := *made.statements[0]
 	again.DrainedBy, again.FinalBy, again.FinalBasis = s.DrainedBy, s.FinalBy, s.FinalBasis
-	again.Epoch, again.Anchor, again.Of = s.Epoch, s.Anchor, s.Of
+	again.Epoch, again.Anchor = s.Epoch, s.Anchor
 	if len(again.DeadKeys) == 0 {
 		again.Existed = s.Existed
 	}
@@ -162,45 +276,65 @@ func sameEffect(made *plan, s *receipt.Statement) error {
 	return nil
 }
 
-// markReplayed notes in a request's row that its digest is of the statement.
-func markReplayed(tx Tx, q *request) error {
-	if len(q.mac) == 0 {
-		return nil
+// readRequest reads a request's row, nil if there is none.
+func readRequest(r Reader, mac []byte) (*storev1.Request, error) {
+	row := new(storev1.Request)
+	err := getRow(r, requestKey(mac), row)
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
 	}
-	var row storev1.Request
-	if err := getRow(tx, requestKey(q.mac), &row); err != nil {
-		return err
-	}
-	row.FromLedger = true
-	return putRow(tx, requestKey(q.mac), &row)
+	return row, err
 }
 
-// isReplayed says whether a request is the one that a replayed row is of. Its
+// markReplayed notes of which entry a request's digest is. Where one request
+// made several entries, its row stays that of the first.
+func markReplayed(tx Tx, q *request, it item, before *storev1.Request) error {
+	if before != nil && before.FromEntry != 0 && it.s.Kind == receipt.Cancelled {
+		return putRow(tx, requestKey(q.mac), before)
+	}
+	row, err := readRequest(tx, q.mac)
+	if err != nil || row == nil || row.LedgerIndex != it.index {
+		return err // it is of the request that scheduled this
+	}
+	row.FromEntry = it.index + 1
+	return putRow(tx, requestKey(q.mac), row)
+}
+
+// isReplayed says whether a request is the one that a replayed row is of. The
 // statement names the classes that were destroyed; the request may have named
-// others besides, which were destroyed already.
+// others besides, which were destroyed already, or a time that had passed. A
+// cancellation's statement does not say how it named what it cancelled.
 func (q *request) isReplayed(r Reader, row *storev1.Request) (bool, error) {
-	if !row.FromLedger || len(q.classes) == 0 {
+	if row.FromEntry == 0 {
 		return false, nil
 	}
-	e, err := ledger.ReadEntry(r, row.LedgerIndex)
+	s, err := statementAt(r, row.FromEntry-1)
 	if err != nil {
 		return false, err
 	}
-	s, err := receipt.ParseStatement(e.Statement)
-	if err != nil {
-		return false, damaged("a ledger entry does not parse", err)
-	}
 	first := *q
-	first.classes = nil
-	for _, c := range s.Classes {
-		if !slices.Contains(q.classes, c.Name) {
+	switch {
+	case q.kind == "cancel" && s.Kind == receipt.Cancelled, q.kind == "destroy" && s.Kind == receipt.Destroyed:
+		first.extra = nil
+	case q.kind == "destroy" && s.Kind == receipt.Scheduled:
+	default:
+		return false, nil
+	}
+	if q.kind == "destroy" {
+		if (len(s.Classes) == 0) != (len(q.classes) == 0) {
 			return false, nil
 		}
-		first.classes = append(first.classes, c.Name)
+		first.classes = nil
+		for _, c := range s.Classes {
+			if !slices.Contains(q.classes, c.Name) {
+				return false, nil
+			}
+			first.classes = append(first.classes, c.Name)
+		}
+		slices.Sort(first.classes)
 	}
-	slices.Sort(first.classes)
 	sum := first.sum()
-	return len(first.classes) != 0 && bytes.Equal(row.Digest, sum[:]), nil
+	return bytes.Equal(row.Digest, sum[:]), nil
 }
 
 // loseKeys puts the keys that a statement destroyed and that this store never
@@ -273,21 +407,136 @@ func (p *replay) reinstatedFrom(r Reader, s *receipt.Statement, q *request) (uin
 	return sc.Generation, nil
 }
 
-// ofLost keeps what is known of the subject of a lost tenant: whose the dead
-// keys were and which request it was. Its handle can never be made again.
-func (p *replay) ofLost(tx Tx, it item, q *request) error {
-	for _, d := range it.s.DeadKeys {
-		if err := putOwner(tx, q, d); err != nil {
+// keysOf are a tenant's keys: those that were loaded, or only its name.
+func (p *replay) keysOf(tenant string) *tenantKeys {
+	if t := p.loaded[tenant]; t != nil {
+		return t
+	}
+	return &tenantKeys{name: tenant, id: tenantID(tenant)}
+}
+
+// expired overwrites the key of a bucket whose retention has ended. The shares
+// of those who were held are kept by then; see keepShares.
+func (p *replay) expired(tx Tx, s *receipt.Statement) error {
+	id, number, start := tenantID(s.Tenant), s.Classes[0].Number, uint64(s.BucketStartS)
+	var t storev1.Tenant
+	if err := getRow(tx, tenantKey(id), &t); err != nil || t.State == storev1.TenantState_TENANT_STATE_LOST {
+		return err
+	}
+	es, err := readEpochs(tx)
+	if err != nil {
+		return err
+	}
+	var m storev1.Materialising
+	switch err := getRow(tx, materialisingKey(id), &m); {
+	case err == nil:
+		m.Buckets = slices.DeleteFunc(m.Buckets, func(n *storev1.BucketName) bool {
+			return n.ClassNumber == number && n.StartS == s.BucketStartS
+		})
+		if err := putRow(tx, materialisingKey(id), &m); err != nil {
+			return err
+		}
+	case !errors.Is(err, ErrNotFound):
+		return err
+	}
+	for _, e := range es.read() {
+		key := wrappedBucketKey(e, id, number, start)
+		switch _, err := tx.Get(key); {
+		case errors.Is(err, ErrNotFound):
+			continue
+		case err != nil:
+			return err
+		}
+		if err := putRow(tx, key, &storev1.Wrapped{Dead: true}); err != nil {
 			return err
 		}
 	}
-	if len(q.mac) == 0 {
-		return nil
-	}
-	if err := q.remember(tx, it.index, it.s.Time, false, 0); err != nil {
+	return putRow(tx, bucketKey(id, number, start), &storev1.Bucket{
+		State: storev1.BucketState_BUCKET_STATE_DEAD, StartS: s.BucketStartS, EndS: s.BucketEndS,
+	})
+}
+
+// keepShares keeps the shares of the subjects that were held when a bucket
+// died, as they were kept then: before its key goes.
+func (p *replay) keepShares(ctx context.Context, s *receipt.Statement) error {
+	k, id, number, start := p.k, tenantID(s.Tenant), s.Classes[0].Number, uint64(s.BucketStartS)
+	has := false
+	err := k.update(ctx, func(tx Tx) error {
+		has = false
+		var t storev1.Tenant
+		if err := getRow(tx, tenantKey(id), &t); err != nil || t.State != storev1.TenantState_TENANT_STATE_ACTIVE {
+			return err
+		}
+		var b storev1.Bucket
+		switch err := getRow(tx, bucketKey(id, number, start), &b); {
+		case errors.Is(err, ErrNotFound):
+			return nil // its key is lost
+		case err != nil:
+			return err
+		case b.State == storev1.BucketState_BUCKET_STATE_DEAD:
+			return nil
+		}
+		has = true
+		b.State, b.Cursor = storev1.BucketState_BUCKET_STATE_MATERIALISING, nil
+		if err := putRow(tx, bucketKey(id, number, start), &b); err != nil {
+			return err
+		}
+		return p.takeDuties(tx)
+	})
+	if err != nil || !has {
 		return err
 	}
-	return markReplayed(tx, q)
+	return k.duties.keepShares(ctx, s.Tenant, id, number, start)
+}
+
+// takeDuties makes this process the holder of the duties: no other is there.
+func (p *replay) takeDuties(tx Tx) error {
+	k := p.k
+	var row storev1.Duty
+	if err := getRow(tx, dutyKey(), &row); err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	if !bytes.Equal(row.Holder, k.pulse.id[:]) {
+		row.Holder, row.Term = k.pulse.id[:], row.Term+1
+	}
+	k.duties.term = row.Term
+	return putRow(tx, dutyKey(), &row)
+}
+
+// loadKeys loads the keys of a tenant a hold on whose subject must keep shares,
+// as the hold did that was placed while buckets died.
+func (p *replay) loadKeys(ctx context.Context, s *receipt.Statement) error {
+	k, id := p.k, tenantID(s.Tenant)
+	if s.Kind != receipt.HoldPlaced || s.Handle == nil {
+		return nil
+	}
+	needed := false
+	err := k.store.View(ctx, func(r Reader) error {
+		var t storev1.Tenant
+		err := getRow(r, tenantKey(id), &t)
+		if errors.Is(err, ErrNotFound) || err == nil && t.State != storev1.TenantState_TENANT_STATE_ACTIVE {
+			return nil // it is still to be replayed, or is lost
+		}
+		if err != nil {
+			return err
+		}
+		var m storev1.Materialising
+		err = getRow(r, materialisingKey(id), &m)
+		needed = len(m.Buckets) != 0
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		return err
+	})
+	if err != nil || !needed {
+		return err
+	}
+	t, err := k.ring.get(ctx, s.Tenant)
+	if err != nil {
+		return err
+	}
+	p.loaded[s.Tenant] = t
+	return k.holdKEKs(ctx, t)
 }
 
 // epochChanged changes an epoch's row as the statement says. Which epoch keys

@@ -42,7 +42,11 @@ func (k *Keys) planSchedule(r Reader, q *request, due, now time.Time) (*plan, er
 	if due.After(now.Add(maxAhead)) {
 		return nil, invalid("not_before", errors.New("is more than 366 days ahead"))
 	}
-	epoch, err := openEpoch(r)
+	es, err := readEpochs(r)
+	if err != nil {
+		return nil, err
+	}
+	epoch, err := readEpoch(r, es.open)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +69,7 @@ func (k *Keys) planSchedule(r Reader, q *request, due, now time.Time) (*plan, er
 	}
 	s := q.statement(receipt.Scheduled, now)
 	s.Epoch, s.Generation, s.Scope, s.Classes, s.Due = epoch.Number, a.generation, a.scope(), named, due
-	s.DrainedBy = now.Add(lease + k.cfg.SkewAllowance)
+	s.DrainedBy = es.drained(now.Add(lease+k.cfg.SkewAllowance), k.cfg.SkewAllowance)
 	s.Anchor, _ = k.anchor.Domain()
 	return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
 		e := &storev1.Schedule{

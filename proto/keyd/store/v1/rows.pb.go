@@ -2018,9 +2018,9 @@ type Request struct {
 	AlreadyDestroyed bool   `protobuf:"varint,4,opt,name=already_destroyed,json=alreadyDestroyed,proto3" json:"already_destroyed,omitempty"`
 	// For Reinstate.
 	Generation uint32 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Replayed: the digest is of what the statement names, which may be fewer
-	// classes than the request named.
-	FromLedger    bool `protobuf:"varint,7,opt,name=from_ledger,json=fromLedger,proto3" json:"from_ledger,omitempty"`
+	// Replayed: the ledger index, plus one, of the statement that the digest is
+	// of. It may name fewer classes than the request did.
+	FromEntry     uint64 `protobuf:"varint,7,opt,name=from_entry,json=fromEntry,proto3" json:"from_entry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2090,11 +2090,11 @@ func (x *Request) GetGeneration() uint32 {
 	return 0
 }
 
-func (x *Request) GetFromLedger() bool {
+func (x *Request) GetFromEntry() uint64 {
 	if x != nil {
-		return x.FromLedger
+		return x.FromEntry
 	}
-	return false
+	return 0
 }
 
 // LedgerEntry is one statement with the salt that hides it in its leaf.
@@ -2392,7 +2392,7 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x05end_s\x18\x03 \x01(\x03R\x04endS\x12\x1f\n" +
 	"\vexpiring_ms\x18\x04 \x01(\x03R\n" +
 	"expiringMs\x12\x16\n" +
-	"\x06cursor\x18\x05 \x01(\fR\x06cursor\"\xcb\x01\n" +
+	"\x06cursor\x18\x05 \x01(\fR\x06cursor\"\xc9\x01\n" +
 	"\aRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\fR\x06digest\x12!\n" +
 	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\x12\x17\n" +
@@ -2400,9 +2400,9 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x11already_destroyed\x18\x04 \x01(\bR\x10alreadyDestroyed\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x05 \x01(\rR\n" +
-	"generation\x12\x1f\n" +
-	"\vfrom_ledger\x18\a \x01(\bR\n" +
-	"fromLedger\"\\\n" +
+	"generation\x12\x1d\n" +
+	"\n" +
+	"from_entry\x18\a \x01(\x04R\tfromEntry\"\\\n" +
 	"\vLedgerEntry\x12\x12\n" +
 	"\x04salt\x18\x01 \x01(\fR\x04salt\x12\x1c\n" +
 	"\tstatement\x18\x02 \x01(\fR\tstatement\x12\x1b\n" +
