@@ -59,6 +59,11 @@ var (
 	ErrBehind         = ledger.ErrBehind
 	ErrForked         = ledger.ErrForked
 	ErrAnchorMissing  = ledger.ErrAnchorMissing
+	ErrAnchorDamaged  = ledger.ErrAnchorDamaged
+	ErrReplayPending  = keys.ErrReplayPending
+	ErrRootDestroyed  = keys.ErrRootDestroyed
+	ErrRootRetiring   = keys.ErrRootRetiring
+	ErrReplay         = keys.ErrReplay
 )
 
 // Config is what a Server stands on, and how it behaves. Zero durations mean
@@ -126,30 +131,8 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	if !cfg.Development {
 		return nil, errors.New("keyd: this version has no roles, and serves development only")
 	}
-	setDefault(&cfg.EpochLength, 7*24*time.Hour)
-	setDefault(&cfg.DrainBudget, 24*time.Hour)
-	setDefault(&cfg.Soak, 24*time.Hour)
-	setDefault(&cfg.DutyInterval, time.Second)
-	setDefault(&cfg.KEKLease, 15*time.Minute)
-	setDefault(&cfg.AnchorTimeout, 10*time.Second)
-	setDefault(&cfg.SkewAllowance, 5*time.Second)
-	setDefault(&cfg.Grace, 24*time.Hour)
-	setDefault(&cfg.Heartbeat, 10*time.Second)
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
-	}
-	if cfg.Audit == nil {
-		cfg.Audit = io.Discard
-	}
-	if cfg.Metrics == nil {
-		cfg.Metrics = prometheus.NewRegistry()
-	}
-	k, err := keys.Open(ctx, keys.Config{
-		Store: cfg.Store, KMS: cfg.KMS, Anchor: cfg.Anchor, Clock: cfg.Clock, Log: cfg.Log,
-		Initialise: cfg.Initialise, EpochLength: cfg.EpochLength, KEKLease: cfg.KEKLease,
-		AnchorTimeout: cfg.AnchorTimeout, SkewAllowance: cfg.SkewAllowance, Grace: cfg.Grace,
-		DrainBudget: cfg.DrainBudget, Soak: cfg.Soak, RewrapRate: cfg.RewrapRate, DutyInterval: cfg.DutyInterval,
-	})
+	cfg.setDefaults()
+	k, err := keys.Open(ctx, cfg.keys())
 	if err != nil {
 		return nil, fmt.Errorf("keyd: %w", err)
 	}
@@ -160,6 +143,37 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	go s.watchHealth()
 	return s, nil
+}
+
+func (c *Config) setDefaults() {
+	setDefault(&c.EpochLength, 7*24*time.Hour)
+	setDefault(&c.DrainBudget, 24*time.Hour)
+	setDefault(&c.Soak, 24*time.Hour)
+	setDefault(&c.DutyInterval, time.Second)
+	setDefault(&c.KEKLease, 15*time.Minute)
+	setDefault(&c.AnchorTimeout, 10*time.Second)
+	setDefault(&c.SkewAllowance, 5*time.Second)
+	setDefault(&c.Grace, 24*time.Hour)
+	setDefault(&c.Heartbeat, 10*time.Second)
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	if c.Audit == nil {
+		c.Audit = io.Discard
+	}
+	if c.Metrics == nil {
+		c.Metrics = prometheus.NewRegistry()
+	}
+}
+
+// keys is the part that package keys needs.
+func (c *Config) keys() keys.Config {
+	return keys.Config{
+		Store: c.Store, KMS: c.KMS, Anchor: c.Anchor, Clock: c.Clock, Log: c.Log,
+		Initialise: c.Initialise, EpochLength: c.EpochLength, KEKLease: c.KEKLease,
+		AnchorTimeout: c.AnchorTimeout, SkewAllowance: c.SkewAllowance, Grace: c.Grace,
+		DrainBudget: c.DrainBudget, Soak: c.Soak, RewrapRate: c.RewrapRate, DutyInterval: c.DutyInterval,
+	}
 }
 
 func setDefault(d *time.Duration, to time.Duration) {

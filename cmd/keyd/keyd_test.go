@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"lethe/cmd/internal/parts"
 	keydv1 "lethe/proto/keyd/v1"
 	"lethe/sdk"
 )
@@ -240,7 +241,7 @@ func TestKMSFlags(t *testing.T) {
 		{[]string{"--pkcs11-pin-file", "x"}, "--pkcs11-pin-file: not for --kms local"},
 		{append(complete, "--kms-passphrase-file", "x"), "--kms-passphrase-file: not for --kms pkcs11"},
 	}
-	if pkcs11Built {
+	if parts.PKCS11Built {
 		tests = append(tests, []struct {
 			args []string
 			want string

@@ -22,6 +22,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/net/netutil"
 
+	"lethe/cmd/internal/parts"
 	"lethe/keyd"
 )
 
@@ -29,24 +30,14 @@ import (
 var version = "0.1.0-dev"
 
 type options struct {
+	parts.Options
 	dev           bool
-	data          string
-	store         string
-	kms           string
-	kmsFile       string
-	kmsKeyfile    string
-	kmsPassphrase string
-	aws           awsOptions
-	pkcs11        pkcs11Options
-	anchor        string
 	listen        string
 	metrics       string
 	auditLog      string
 	logLevel      string
-	minFree       uint64
 	kekLease      time.Duration
 	anchorTimeout time.Duration
-	rootWaiting   time.Duration
 	epochLength   time.Duration
 	drainBudget   time.Duration
 	soak          time.Duration
@@ -89,7 +80,7 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.checkKMS(cmd.Flags().Changed); err != nil {
+			if err := o.CheckKMS(cmd.Flags().Changed); err != nil {
 				return err
 			}
 			return run(cmd.Context(), o)
@@ -97,28 +88,13 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
 	}
 	f := c.Flags()
 	f.BoolVar(&o.dev, "dev", false, "serve for development: no roles, no TLS (required)")
-	f.StringVar(&o.data, "data", "lethe-dev", "directory under which the defaults below lie")
-	f.StringVar(&o.store, "store", "", "directory of the key store (default <data>/store)")
-	f.StringVar(&o.kms, "kms", kmsLocal, "where the roots are: "+strings.Join(kmsKinds, ", ")+pkcs11Note)
-	f.StringVar(&o.kmsFile, "kms-file", "", "file of the local KMS's roots, outside the store (default <data>/kms/roots)")
-	f.StringVar(&o.kmsKeyfile, "kms-keyfile", "", "keyfile that protects the roots (default <data>/kms/keyfile)")
-	f.StringVar(&o.kmsPassphrase, "kms-passphrase-file", "", "file whose first line is the passphrase that protects the roots, instead of a keyfile")
-	f.StringVar(&o.aws.region, "aws-region", "", "region of AWS KMS (default: the AWS SDK's configuration, as are the credentials)")
-	f.StringVar(&o.aws.endpoint, "aws-endpoint", "", "URL of AWS KMS, if it is not the region's own")
-	f.IntVar(&o.aws.waitingDays, "aws-waiting-days", 0, "days, 7 to 30, that AWS KMS waits before it deletes a root (default 7)")
-	f.StringVar(&o.aws.evidence, "aws-evidence", "", "file that remembers which roots AWS KMS is to delete and when (default <data>/kms/aws-evidence)")
-	f.StringVar(&o.pkcs11.module, "pkcs11-module", "", "path of the PKCS#11 library of the token's maker")
-	f.StringVar(&o.pkcs11.token, "pkcs11-token", "", "label of the token")
-	f.StringVar(&o.pkcs11.pinFile, "pkcs11-pin-file", "", "file of mode 0600 whose first line is the PIN of the token's user")
-	f.StringVar(&o.anchor, "anchor", "", "directory of the anchor, in another failure domain where there is one (default <data>/anchor)")
+	o.AddFlags(f)
 	f.StringVar(&o.listen, "listen", "", "where to listen: unix:PATH or a loopback HOST:PORT (default unix:<data>/keyd.sock)")
 	f.StringVar(&o.metrics, "metrics", "", "loopback HOST:PORT for Prometheus metrics; empty: none")
 	f.StringVar(&o.auditLog, "audit-log", "", "file for one audit line a call (default <data>/audit.log)")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
-	f.Uint64Var(&o.minFree, "min-free", 0, "bytes that must stay free on the store's disk (default 256 MiB)")
 	f.DurationVar(&o.kekLease, "kek-lease", 0, "for how long keyd serves without the KMS (default 15m)")
 	f.DurationVar(&o.anchorTimeout, "anchor-timeout", 0, "how long a destroy waits for the anchor (default 10s)")
-	f.DurationVar(&o.rootWaiting, "root-waiting", 0, "waiting period before a root is destroyed (default 1h with --kms local, 168h with pkcs11)")
 	f.DurationVar(&o.epochLength, "epoch-length", 0, "how long an epoch lasts before keys are wrapped anew (default 168h)")
 	f.DurationVar(&o.drainBudget, "drain-budget", 0, "how long wrapping anew may take, as receipts count it in final_by (default 24h)")
 	f.DurationVar(&o.soak, "soak", 0, "how long a root stays disabled before its destruction is scheduled, --kek-lease at the least (default 24h)")
@@ -127,22 +103,13 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
 }
 
 func (o *options) setDefaults() {
-	for _, d := range []struct {
-		field *string
-		name  string
-	}{
-		{&o.store, "store"}, {&o.kmsFile, "kms/roots"}, {&o.anchor, "anchor"}, {&o.auditLog, "audit.log"},
-		{&o.aws.evidence, "kms/aws-evidence"},
-	} {
-		if *d.field == "" {
-			*d.field = filepath.Join(o.data, d.name)
-		}
+	o.SetDefaults()
+	if o.auditLog == "" {
+		o.auditLog = filepath.Join(o.Data, "audit.log")
 	}
-	if o.kmsKeyfile == "" && o.kmsPassphrase == "" {
-		o.kmsKeyfile = filepath.Join(o.data, "kms/keyfile")
-	}
+	o.Beside = []string{o.auditLog}
 	if o.listen == "" {
-		o.listen = "unix:" + filepath.Join(o.data, "keyd.sock")
+		o.listen = "unix:" + filepath.Join(o.Data, "keyd.sock")
 	}
 }
 
@@ -163,11 +130,11 @@ func run(ctx context.Context, o options) error {
 	defer stop()
 
 	o.setDefaults()
-	parts, err := openParts(ctx, o, log)
+	p, err := parts.Open(ctx, o.Options, true, log)
 	if err != nil {
 		return err
 	}
-	defer parts.close(log)
+	defer p.Close(log)
 	audit, err := os.OpenFile(o.auditLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -177,7 +144,7 @@ func run(ctx context.Context, o options) error {
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	server, err := keyd.Open(ctx, keyd.Config{
-		Store: parts.store, KMS: parts.kms, Anchor: parts.anchor,
+		Store: p.Store, KMS: p.KMS, Anchor: p.Anchor,
 		Development: true, Initialise: true, Version: version,
 		KEKLease: o.kekLease, AnchorTimeout: o.anchorTimeout,
 		EpochLength: o.epochLength, DrainBudget: o.drainBudget, Soak: o.soak, RewrapRate: o.rewrapRate,
@@ -208,7 +175,7 @@ func run(ctx context.Context, o options) error {
 	}
 	go func() { failed <- server.Serve(lis) }()
 	log.Warn("FOR DEVELOPMENT ONLY: no roles, no TLS; whoever reaches the listener may do everything")
-	log.Info("serving", "listen", lis.Addr().String(), "store", o.store, "kms", o.kms, "anchor", o.anchor, "version", version)
+	log.Info("serving", "listen", lis.Addr().String(), "store", o.Store, "kms", o.KMS, "anchor", o.Anchor, "version", version)
 
 	select {
 	case <-ctx.Done():

@@ -109,6 +109,7 @@ key for good, and shows and verifies the evidence of that. It talks to keyd.`,
 		&cobra.Group{ID: "people", Title: "People and their erasure:"},
 		&cobra.Group{ID: "evidence", Title: "Evidence:"},
 		&cobra.Group{ID: "setup", Title: "Setting up:"},
+		&cobra.Group{ID: "operations", Title: "Running keyd:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, c := range commands {
@@ -120,6 +121,7 @@ key for good, and shows and verifies the evidence of that. It talks to keyd.`,
 	add("people", a.destroyCommand(), a.cancelCommand(), a.subjectCommand(), a.holdCommand())
 	add("evidence", a.receiptCommand(), a.ledgerCommand(), a.epochCommand())
 	add("setup", a.tenantCommand(), a.classCommand(), a.statusCommand())
+	add("operations", a.backupCommand(), a.restoreCommand())
 	root.AddCommand(a.versionCommand(), exitCodesTopic())
 	return root
 }

@@ -30,6 +30,17 @@ func lockDirectory(path string) (*os.File, error) {
 	return f, nil
 }
 
+// Lock takes the lock of the store in a directory, which holds one or anything
+// else, without opening it: while it is held no process can open the store. It
+// fails with keys.ErrLocked while one has it open.
+func Lock(dir string) (unlock func(), err error) {
+	f, err := lockDirectory(dir)
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = f.Close() }, nil
+}
+
 // makeDirectory makes path durably.
 func makeDirectory(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {

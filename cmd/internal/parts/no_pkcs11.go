@@ -1,6 +1,6 @@
 //go:build !pkcs11
 
-package main
+package parts
 
 import (
 	"context"
@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	pkcs11Built = false
+	PKCS11Built = false
 	pkcs11Note  = " (not in this build)"
 )
 
-func openPKCS11(context.Context, options) (keyd.KMS, func() error, error) {
+func openPKCS11(context.Context, Options) (keyd.KMS, func() error, error) {
 	return nil, nil, errNoPKCS11
 }
