@@ -150,6 +150,9 @@ func run(ctx context.Context, o options) error {
 		EpochLength: o.epochLength, DrainBudget: o.drainBudget, Soak: o.soak, RewrapRate: o.rewrapRate,
 		Log: log, Audit: audit, Metrics: metrics,
 	})
+	if errors.Is(err, keyd.ErrBehind) || errors.Is(err, keyd.ErrReplayPending) {
+		err = fmt.Errorf("%w (lethe restore --replay does that)", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ func (a *app) backupCommand() *cobra.Command {
 or to the standard output, but not to a terminal. Every byte is verified on its
 way; a file appears under its name only once it is whole and on the disk.
 ` + backupHelp,
-		Example: `  lethe backup -o keys-$(date +%F).backup
+		Example: `  lethe backup -o keys.backup
   lethe backup | ssh vault 'cat > keys.backup'
   lethe backup verify keys.backup`,
 		Args: noSuchCommand,

@@ -47,7 +47,8 @@ type BehindError struct {
 }
 
 func (e *BehindError) Error() string {
-	return fmt.Sprintf("%v: %s; it must be replayed before it serves", e.BehindError, describeKinds(e.Kinds))
+	return fmt.Sprintf("%v: it has %d of %d entries, and lacks %s; it must be replayed before it serves",
+		ledger.ErrBehind, e.Store, e.Anchor, describeKinds(e.Kinds))
 }
 
 func (e *BehindError) Unwrap() error { return e.BehindError }

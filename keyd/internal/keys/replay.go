@@ -96,6 +96,8 @@ func MarkRestored(ctx context.Context, store Store, backupTime time.Time) error 
 // in transactions that each leave the store behind its anchor or whole, so when
 // it fails or dies it is run again.
 func Replay(ctx context.Context, cfg Config, o ReplayOptions) (*Replayed, error) {
+	// That the store is behind is what it is here for.
+	cfg.Log = nil
 	k := newKeys(cfg)
 	defer k.ring.close()
 	meta, err := k.readMeta(ctx)

@@ -85,7 +85,7 @@ func TestReplayAcrossEpochs(t *testing.T) {
 				second := r.destroy("dave", "d2")
 				r.close()
 
-				r.store = restored(rows)
+				r.store = storeOf(rows)
 				calledOff := false
 				done, err := keys.Replay(ctx, r.config(), keys.ReplayOptions{})
 				if errors.Is(err, keys.ErrRootRetiring) {
@@ -181,7 +181,7 @@ func TestReplayTooLate(t *testing.T) {
 		return none
 	}
 	for _, o := range []keys.ReplayOptions{{}, {CallOff: true}} {
-		r.store = restored(rows)
+		r.store = storeOf(rows)
 		if _, err := keys.Replay(ctx, r.config(), o); !errors.Is(err, keys.ErrRootDestroyed) {
 			t.Errorf("replay of a closed epoch's backup: %v", err)
 		}
@@ -196,7 +196,7 @@ func TestReplayTooLate(t *testing.T) {
 		t.Errorf("the KMS was asked to change something %d times", calls)
 	}
 	// One that was taken after the end serves.
-	r.store = restored(live)
+	r.store = storeOf(live)
 	r.replay(keys.ReplayOptions{})
 	_, err := r.ask(openQuery("acme", "alice", "memory", k))
 	r.want("alice", err, isErased)
@@ -226,7 +226,7 @@ func TestReplayRootPutBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer putBack.Close()
-	r.kms, r.store = putBack, restored(rows)
+	r.kms, r.store = putBack, storeOf(rows)
 	if _, err := keys.Replay(ctx, r.config(), keys.ReplayOptions{}); !errors.Is(err, keys.ErrRootDestroyed) {
 		t.Errorf("replay under a root that was put back: %v", err)
 	}

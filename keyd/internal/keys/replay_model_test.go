@@ -58,8 +58,8 @@ func (h *history) try(what, tenant string, do func() (*keys.Recorded, error)) {
 }
 
 var (
-	modelSubjects = []string{"alice", "bob", "carol"}
-	modelClasses  = []string{"memory", "trace"}
+	peopleOfModel  = []string{"alice", "bob", "carol"}
+	classesOfModel = []string{"memory", "trace"}
 )
 
 func (h *history) draw(what string, from []string) string {
@@ -70,7 +70,7 @@ func (h *history) someClasses() []string {
 	if rapid.Bool().Draw(h.rt, "whole person") {
 		return nil
 	}
-	return rapid.SliceOfNDistinct(rapid.SampledFrom(modelClasses), 1, len(modelClasses), rapid.ID[string]).Draw(h.rt, "classes")
+	return rapid.SliceOfNDistinct(rapid.SampledFrom(classesOfModel), 1, len(classesOfModel), rapid.ID[string]).Draw(h.rt, "classes")
 }
 
 func (h *history) request() string {
@@ -103,7 +103,7 @@ func (h *history) step() {
 	for range rapid.IntRange(1, 3).Draw(h.rt, "steps of duty") {
 		_, _ = h.StepDuties(ctx)
 	}
-	tenant, subject := h.tenant(), h.draw("subject", modelSubjects)
+	tenant, subject := h.tenant(), h.draw("subject", peopleOfModel)
 	generation := rapid.Uint32Range(0, 3).Draw(h.rt, "generation")
 	if rapid.IntRange(0, 3).Draw(h.rt, "another generation") != 0 {
 		if d, err := h.DescribeSubject(ctx, tenant, []byte(subject)); err == nil {
@@ -115,7 +115,7 @@ func (h *history) step() {
 		"hold", "hold", "release", "release", "class", "class", "tenant", "erase tenant", "turn", "retire",
 	}).Draw(h.rt, "operation"); op {
 	case "seal":
-		q := sealQuery(tenant, subject, h.draw("class", modelClasses))
+		q := sealQuery(tenant, subject, h.draw("class", classesOfModel))
 		k, err := h.ask(q)
 		if err == nil {
 			h.remember(madeKey{tenant, subject, q.Class, k, h.backedUp})
@@ -161,7 +161,7 @@ func (h *history) step() {
 		}
 		h.try(op, tenant, func() (*keys.Recorded, error) { return h.ReleaseHold(ctx, req) })
 	case "class":
-		c := class(h.draw("class", append(modelClasses, "note")),
+		c := class(h.draw("class", append(classesOfModel, "note")),
 			time.Duration(rapid.IntRange(1, 24).Draw(h.rt, "width"))*time.Hour, time.Duration(rapid.IntRange(0, 60).Draw(h.rt, "lease"))*time.Second)
 		if rapid.Bool().Draw(h.rt, "retention") {
 			c.Retention = durationpb.New(time.Duration(rapid.IntRange(1, 30).Draw(h.rt, "hours")) * time.Hour)
@@ -238,7 +238,7 @@ func (h *history) answers() *answers {
 		a.opens = append(a.opens, h.ask1(k))
 	}
 	for _, tenant := range slices.Sorted(maps.Keys(h.tenants)) {
-		for _, s := range modelSubjects {
+		for _, s := range peopleOfModel {
 			d, err := h.DescribeSubject(ctx, tenant, []byte(s))
 			if err != nil {
 				a.failed[tenant+"/"+s] = outcome(err).String()
@@ -291,7 +291,7 @@ func TestReplayedHistory(t *testing.T) {
 		lost := h.LedgerSize()
 		r.close()
 
-		r.store = restored(rows)
+		r.store = storeOf(rows)
 		if err := r.serve(); err == nil {
 			if r.LedgerSize() != lost {
 				rt.Fatalf("a store with %d of %d entries serves", r.LedgerSize(), lost)

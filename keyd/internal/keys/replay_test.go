@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -379,7 +380,7 @@ func TestReplayDies(t *testing.T) {
 		complete := false
 		for _, persist := range []bool{false, true} {
 			r.anchor = anchor.Clone()
-			d := &dying{Store: restored(rows), left: n, persist: persist}
+			d := &dying{Store: storeOf(rows), left: n, persist: persist}
 			r.store = d
 			_, err := keys.Replay(t.Context(), r.config(), keys.ReplayOptions{})
 			if err == nil {
@@ -458,7 +459,7 @@ func TestReplayRefuses(t *testing.T) {
 	} {
 		r.anchor = good.Clone()
 		c.change(r.anchor)
-		m := restored(rows)
+		m := storeOf(rows)
 		r.store = m
 		if _, err := keys.Replay(t.Context(), r.config(), keys.ReplayOptions{}); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", what, err)
@@ -476,8 +477,15 @@ func TestReplayRefuses(t *testing.T) {
 			t.Errorf("%s: it serves", what)
 		}
 	}
-	r.anchor, r.store = anchortest.NewMemory(), restored(rows)
+	r.anchor, r.store = anchortest.NewMemory(), storeOf(rows)
 	if _, err := keys.Replay(t.Context(), r.config(), keys.ReplayOptions{}); !errors.Is(err, ledger.ErrAnchorMissing) {
 		t.Errorf("an empty anchor: %v", err)
 	}
+}
+
+// storeOf is a store in memory that holds rows.
+func storeOf(rows map[string][]byte) *memory {
+	m := newMemory()
+	m.rows = maps.Clone(rows)
+	return m
 }
