@@ -54,8 +54,7 @@ stops and says so; --call-off-destruction has the KMS enable it, which is logged
 and puts off when what was destroyed in that epoch becomes final.`,
 		Example: `  lethe restore --backup keys.backup --replay --data /var/lib/lethe
   lethe restore --backup keys.backup --store /var/lib/lethe/store --force
-  lethe restore --replay --store /var/lib/lethe/store --anchor /mnt/other/anchor \
-      --kms-file /etc/lethe/roots --kms-keyfile /etc/lethe/roots.key`,
+  lethe restore --replay --data /var/lib/lethe --anchor /mnt/other/anchor`,
 	}, func(ctx context.Context, _ []string) error {
 		f.SetDefaults()
 		if err := f.CheckKMS(c.Flags().Changed); err != nil {

@@ -9,6 +9,7 @@ import (
 )
 
 const (
+	// PKCS11Built says whether this build has PKCS#11.
 	PKCS11Built = false
 	pkcs11Note  = " (not in this build)"
 )

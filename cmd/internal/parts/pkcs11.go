@@ -11,6 +11,7 @@ import (
 )
 
 const (
+	// PKCS11Built says whether this build has PKCS#11.
 	PKCS11Built = true
 	pkcs11Note  = ""
 )
