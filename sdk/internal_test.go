@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -57,6 +58,7 @@ func TestTableTellsKeysApart(t *testing.T) {
 		func(k *leaseKey) { k.subject = "u" },
 		func(k *leaseKey) { k.class = "u" },
 		func(k *leaseKey) { k.purpose = keydv1.Purpose_PURPOSE_SEAL },
+		func(k *leaseKey) { k.policy = All },
 		func(k *leaseKey) { k.id[15] = 1 },
 		func(k *leaseKey) { k.classNumber++ },
 		func(k *leaseKey) { k.bucket++ },
@@ -231,4 +233,76 @@ func TestSystemClockSeesSuspend(t *testing.T) {
 	suspended += time.Minute // and the wall clock was set back by as much
 	run(offsetAge + 1)
 	check("a second after a suspend that a step of the wall clock hides")
+}
+
+// A set is decoded to what it was made of, and different sets never share a key.
+func TestSetIsUnambiguous(t *testing.T) {
+	seen := make(map[string]string)
+	rapid.Check(t, func(t *rapid.T) {
+		subjects := rapid.SliceOfNDistinct(rapid.StringN(1, 4, 1024), 1, MaxSubjects, rapid.ID[string]).Draw(t, "subjects")
+		ids := make([]envelope.KeyID, rapid.IntRange(0, MaxSubjects).Draw(t, "ids"))
+		for i := range ids {
+			ids[i][0], ids[i][15] = byte(i), rapid.Byte().Draw(t, "id")
+		}
+		k := leaseKey{subject: encodeSet(subjects, ids)}
+		gotSubjects, gotIDs := k.decodeSet()
+		if !slices.Equal(gotSubjects, subjects) || !slices.Equal(gotIDs, ids) {
+			t.Fatal("decoded to something else")
+		}
+		what := fmt.Sprintf("%q %v", subjects, ids)
+		if old, known := seen[k.subject]; known && old != what {
+			t.Fatal("two sets with one key")
+		}
+		seen[k.subject] = what
+	})
+}
+
+// If all are needed, what is most final decides; if one would do, what is least.
+func TestWorst(t *testing.T) {
+	const (
+		fine        = keydv1.Outcome_OUTCOME_UNSPECIFIED
+		erased      = keydv1.Outcome_OUTCOME_ERASED
+		expired     = keydv1.Outcome_OUTCOME_EXPIRED
+		pending     = keydv1.Outcome_OUTCOME_PENDING_ERASURE
+		unavailable = keydv1.Outcome_OUTCOME_UNAVAILABLE
+		wrong       = keydv1.Outcome_OUTCOME_WRONG_SUBJECT
+		unknown     = keydv1.Outcome_OUTCOME_UNKNOWN
+	)
+	for _, x := range []struct {
+		of       []keydv1.Outcome
+		all, any keydv1.Outcome
+	}{
+		{[]keydv1.Outcome{fine, fine}, fine, fine},
+		{[]keydv1.Outcome{fine, erased}, erased, fine},
+		{[]keydv1.Outcome{fine, unavailable}, unavailable, fine},
+		{[]keydv1.Outcome{unavailable, erased}, erased, unavailable},
+		{[]keydv1.Outcome{pending, erased}, erased, pending},
+		{[]keydv1.Outcome{pending, expired}, expired, pending},
+		{[]keydv1.Outcome{expired, erased}, erased, expired},
+		{[]keydv1.Outcome{erased, erased}, erased, erased},
+		{[]keydv1.Outcome{erased, wrong, fine}, wrong, wrong},
+		{[]keydv1.Outcome{unknown, wrong}, wrong, wrong},
+		{[]keydv1.Outcome{erased, unknown}, unknown, unknown},
+	} {
+		failed, granted := make([]*Error, len(x.of)), 0
+		for i, o := range x.of {
+			if o == fine {
+				granted++
+			} else {
+				failed[i] = &Error{Outcome: o}
+			}
+		}
+		for _, needAll := range []bool{true, false} {
+			want, got := x.any, fine
+			if needAll {
+				want = x.all
+			}
+			if f := worst(failed, needAll, granted); f != nil {
+				got = f.Outcome
+			}
+			if got != want {
+				t.Errorf("%v, all %v: %v, want %v", x.of, needAll, got, want)
+			}
+		}
+	}
 }

@@ -120,7 +120,7 @@ func (c *Client) grantSet(k *leaseKey, resp *keydv1.GetBlobKeysResponse, wall ti
 	if err != nil {
 		return nil, err
 	}
-	if failed := worst(members, failed, k.policy == All || k.purpose == keydv1.Purpose_PURPOSE_SEAL, len(got)); failed != nil {
+	if failed := worst(failed, k.policy == All || k.purpose == keydv1.Purpose_PURPOSE_SEAL, len(got)); failed != nil {
 		return nil, &setError{failed, members}
 	}
 
@@ -246,7 +246,7 @@ var (
 // the most final one, for what is dead for one is dead. If one key would have
 // done and none was granted, it is the least final, so that what may open later
 // is not called dead.
-func worst(members []member, failed []*Error, all bool, granted int) *Error {
+func worst(failed []*Error, all bool, granted int) *Error {
 	pick := func(outcomes ...keydv1.Outcome) *Error {
 		for _, o := range outcomes {
 			for _, f := range failed {
