@@ -381,14 +381,15 @@ func checkLogHeader(name string) error {
 }
 
 // readLog walks the whole commits of a log and returns where the last one ends.
-// It calls row, unless nil, with each row's key (with Badger's timestamp). last
-// is the newest commit before the log, or 0; gap is set where one is missing.
+// It calls row, unless nil, with each row's key (with Badger's timestamp) and
+// stored value. last is the newest commit before the log, or 0; gap is set where
+// one is missing.
 //
 // A record is 1 byte of marks, 1 free, then as varints the lengths of key and
 // value and an expiry, then key, value and their CRC-32C, big endian.
-func readLog(b []byte, last *uint64, row func(key []byte)) (end int, gap bool) {
+func readLog(b []byte, last *uint64, row func(key, stored []byte)) (end int, gap bool) {
 	end = logHeader
-	var rows [][]byte
+	var rows [][2][]byte
 	for at := end; ; {
 		marks, key, value, n := readRecord(b[at:])
 		if n == 0 || len(key) <= timestampLen {
@@ -399,7 +400,7 @@ func readLog(b []byte, last *uint64, row func(key []byte)) (end int, gap bool) {
 		switch {
 		case marks&inCommit != 0:
 			if row != nil {
-				rows = append(rows, key)
+				rows = append(rows, [2][]byte{key, value})
 			}
 		case marks&endOfCommit != 0:
 			if n, err := strconv.ParseUint(string(value), 10, 64); err != nil || n != ts {
@@ -411,13 +412,13 @@ func readLog(b []byte, last *uint64, row func(key []byte)) (end int, gap bool) {
 			*last = ts
 			end = at
 			for _, k := range rows {
-				row(k)
+				row(k[0], k[1])
 			}
 			rows = rows[:0]
 		default: // a row of a restored backup, a commit of its own
 			end = at
 			if row != nil {
-				row(key)
+				row(key, value)
 			}
 		}
 	}
@@ -483,7 +484,7 @@ func (d *directory) holds(key []byte, logs []uint64, live map[uint64]bool) (foun
 			return false, fmt.Errorf("store: %w", err)
 		}
 		var last uint64
-		readLog(b, &last, func(k []byte) { found = found || bytes.Equal(k, key) })
+		readLog(b, &last, func(k, _ []byte) { found = found || bytes.Equal(k, key) })
 	}
 	for id := range live {
 		if found {
