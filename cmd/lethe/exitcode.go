@@ -46,6 +46,7 @@ var exits = []exit{
 	{code: 23, name: "WRONG_CONTEXT", outcome: keydv1.Outcome_OUTCOME_WRONG_CONTEXT, means: "the blob was sealed with another bound context"},
 	{code: 24, name: "UNSUPPORTED_VERSION", outcome: keydv1.Outcome_OUTCOME_UNSUPPORTED_VERSION, means: "the blob's version is not known here"},
 	{code: exitBadEvidence, name: "INVALID_EVIDENCE", means: "a receipt or a checkpoint does not verify against the pinned keys"},
+	{code: exitResidue, name: "RESIDUE", means: "a key store's files hold wrapped keys of the destroyed"},
 	{code: 129, name: "INTERRUPTED", means: "stopped by SIGHUP"},
 	{code: 130, name: "INTERRUPTED", means: "stopped by SIGINT"},
 	{code: exitBrokenPipe, name: "BROKEN_PIPE", means: "whoever read the output went away"},
@@ -57,6 +58,7 @@ const (
 	exitInvalid     = 2
 	exitUnavailable = 16
 	exitBadEvidence = 30
+	exitResidue     = 31
 	// A signal's exit code is this and its number.
 	exitSignal     = 128
 	exitBrokenPipe = exitSignal + 13
@@ -82,6 +84,7 @@ func (e *evidenceError) Unwrap() error { return e.cause }
 func exitOf(err error) exit {
 	var usage *usageError
 	var evidence *evidenceError
+	var residue *residueError
 	switch {
 	case err == nil:
 		return exitWithCode(0)
@@ -89,6 +92,8 @@ func exitOf(err error) exit {
 		return exitWithCode(exitInvalid)
 	case errors.As(err, &evidence):
 		return exitWithCode(exitBadEvidence)
+	case errors.As(err, &residue):
+		return exitWithCode(exitResidue)
 	case errors.Is(err, syscall.EPIPE):
 		return exitWithCode(exitBrokenPipe)
 	}

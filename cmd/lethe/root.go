@@ -119,7 +119,7 @@ key for good, and shows and verifies the evidence of that. It talks to keyd.`,
 	}
 	add("data", a.sealCommand(), a.openCommand(), a.inspectCommand())
 	add("people", a.destroyCommand(), a.cancelCommand(), a.subjectCommand(), a.holdCommand())
-	add("evidence", a.receiptCommand(), a.ledgerCommand(), a.epochCommand())
+	add("evidence", a.receiptCommand(), a.ledgerCommand(), a.epochCommand(), a.auditCommand())
 	add("setup", a.tenantCommand(), a.classCommand(), a.statusCommand())
 	add("operations", a.backupCommand(), a.restoreCommand())
 	root.AddCommand(a.versionCommand(), exitCodesTopic())

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 
+	"lethe/keyd/internal/wrap"
 	storev1 "lethe/proto/keyd/store/v1"
 )
 
@@ -167,7 +168,8 @@ const (
 )
 
 // wrappedIn yields the offsets in b at which an encoded Wrapped with a
-// ciphertext may stand.
+// ciphertext may stand. A KeyOwner looks the same, but its second field is
+// shorter than any ciphertext.
 func wrappedIn(b []byte) func(yield func(int) bool) {
 	return func(yield func(int) bool) {
 		for at := 0; ; at++ {
@@ -179,7 +181,7 @@ func wrappedIn(b []byte) func(yield func(int) bool) {
 			if at+wrappedHead >= len(b) {
 				return
 			}
-			if b[at+18] != 0x12 || b[at+19] == 0 || b[at+19] > 127 || at+wrappedHead+int(b[at+19]) > len(b) {
+			if b[at+18] != 0x12 || b[at+19] < wrap.Overhead || b[at+19] > 127 || at+wrappedHead+int(b[at+19]) > len(b) {
 				continue
 			}
 			if !yield(at) {
