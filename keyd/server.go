@@ -131,6 +131,9 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	if !cfg.Development {
 		return nil, errors.New("keyd: this version has no roles, and serves development only")
 	}
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
 	cfg.setDefaults()
 	k, err := keys.Open(ctx, cfg.keys())
 	if err != nil {
@@ -174,6 +177,29 @@ func (c *Config) keys() keys.Config {
 		AnchorTimeout: c.AnchorTimeout, SkewAllowance: c.SkewAllowance, Grace: c.Grace,
 		DrainBudget: c.DrainBudget, Soak: c.Soak, RewrapRate: c.RewrapRate, DutyInterval: c.DutyInterval,
 	}
+}
+
+// check refuses what no deployment can mean.
+func (c *Config) check() error {
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+	}{
+		{"the length of an epoch", c.EpochLength}, {"the drain budget", c.DrainBudget}, {"the soak", c.Soak},
+		{"the KEKs' lease", c.KEKLease}, {"the anchor's timeout", c.AnchorTimeout}, {"the grace", c.Grace},
+		{"the allowance for skew", c.SkewAllowance}, {"the heartbeat", c.Heartbeat},
+	} {
+		if d.value < 0 {
+			return fmt.Errorf("keyd: %s is negative", d.name)
+		}
+	}
+	if c.EpochLength != 0 && c.EpochLength < time.Second {
+		return errors.New("keyd: an epoch lasts a second at least")
+	}
+	if c.RewrapRate < 0 {
+		return errors.New("keyd: the rate of wrapping anew is negative")
+	}
+	return nil
 }
 
 func setDefault(d *time.Duration, to time.Duration) {

@@ -199,6 +199,9 @@ func listen(ctx context.Context, where string) (net.Listener, error) {
 		return new(net.ListenConfig).Listen(ctx, "tcp", where)
 	}
 	path = strings.TrimPrefix(path, "//")
+	if path == "" || path[0] == '@' {
+		return nil, errors.New("--listen: a Unix socket needs a path, which guards it")
+	}
 	if fi, err := os.Lstat(path); err == nil && fi.Mode()&os.ModeSocket != 0 {
 		if err := os.Remove(path); err != nil {
 			return nil, err

@@ -85,8 +85,8 @@ set within the grace, takes that back; what is destroyed stays destroyed.`,
 			if end != "" {
 				class.EndAction = action
 			}
-			if approved != "" {
-				class.ApprovedBy = approved
+			if approved != "" || retention != "" {
+				class.ApprovedBy = approved // an approval is of one retention
 			}
 			if class.Retention == nil {
 				class.EndAction = keydv1.EndAction_END_ACTION_UNSPECIFIED

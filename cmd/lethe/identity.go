@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"slices"
 	"strings"
 
@@ -31,8 +32,8 @@ type subjectFlags struct {
 func (s *subjectFlags) add(a *app, c *cobra.Command) {
 	s.flags = c.Flags()
 	a.addTenantFlag(c, &s.tenant)
-	s.flags.StringVar(&s.id, "subject", "", "the subject's id")
-	s.flags.StringVar(&s.file, "subject-file", "", "file with the subject's id; -: the standard input")
+	s.flags.Var(&onceValue{value: &s.id}, "subject", "the subject's id")
+	s.flags.Var(&onceValue{value: &s.file}, "subject-file", "file with the subject's id; -: the standard input")
 	c.MarkFlagsMutuallyExclusive("subject", "subject-file")
 }
 
@@ -178,3 +179,27 @@ func checkClasses(classes []string) error {
 	}
 	return nil
 }
+
+// onceValue is the value of a flag that may be given once: of two people, one
+// would be forgotten in silence.
+type onceValue struct {
+	value *string
+	given bool
+}
+
+func (v *onceValue) Set(s string) error {
+	if v.given {
+		return errors.New("is given twice")
+	}
+	*v.value, v.given = s, true
+	return nil
+}
+
+func (v *onceValue) String() string {
+	if v.value == nil {
+		return ""
+	}
+	return *v.value
+}
+
+func (v *onceValue) Type() string { return "string" }

@@ -143,6 +143,8 @@ func TestRetentionSchedule(t *testing.T) {
 	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[0], "| CLASS |") || !strings.HasPrefix(lines[1], "|---|") || strings.Count(lines[2], "|") != strings.Count(lines[0], "|") {
 		t.Errorf("not a table:\n%s", out)
 	}
+	// An approval is of one retention.
+	c.fails(exitInvalid, "", "class", "put", "--tenant", "acme", "trace", "--retention", "15d")
 	if got := put("trace", "--retention", "none"); got["retention_s"] != nil || got["end_action"] != nil {
 		t.Errorf("put: %v", got)
 	}

@@ -149,7 +149,7 @@ func (p *printer) stages(st Stages) {
 	}
 	switch {
 	case !st.Final.IsZero():
-		p.line("final", "at %s, on the basis %s: no older copy of the key store brings the keys back", stamp(st.Final), st.FinalBasis)
+		p.line("final", "at %s, on the basis %s: no older copy of the key store brings the keys back%s", stamp(st.Final), st.FinalBasis, beyond(st.FinalBasis))
 	case !st.RootKept.IsZero():
 		p.line("final", "no: at %s the destruction of the root was called off, and what was planned does not hold; an older copy "+
 			"of the key store, with the root that wrapped it, could bring the keys back", stamp(st.RootKept))
@@ -182,4 +182,15 @@ func (p *printer) evidence(v *Verified) {
 		p.line("anchor", "%s", anchor)
 	}
 	p.line("proves", "that these statements were logged; not that no copy of the data or of a key exists elsewhere")
+}
+
+// beyond says what the destruction of a root does not reach.
+func beyond(basis string) string {
+	switch basis {
+	case "local-root-file":
+		return ", unless somebody kept a copy of the roots file too"
+	case "pkcs11-token":
+		return ", unless somebody kept a backup of the token too"
+	}
+	return ""
 }

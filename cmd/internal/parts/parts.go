@@ -142,7 +142,7 @@ func (p *Parts) open(ctx context.Context, o Options, create bool, log *slog.Logg
 	p.KMS = kms
 	p.closes = append(p.closes, closeKMS)
 
-	anchor, err := file.Open(file.Options{Dir: o.Anchor, Create: fresh})
+	anchor, err := file.Open(file.Options{Dir: o.Anchor, Create: fresh, Exclusive: true})
 	if err != nil {
 		return fmt.Errorf("the anchor in %s: %w", o.Anchor, err)
 	}

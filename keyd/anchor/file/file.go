@@ -56,12 +56,20 @@ type Options struct {
 	// disk that is not mounted is not mistaken for a new anchor. Without it a
 	// missing directory is an error.
 	Create bool
+	// Exclusive keeps every other process that asks for it out until Close:
+	// for a store that one keyd serves, two keyds on one anchor are two copies
+	// of the store.
+	Exclusive bool
 }
+
+// ErrInUse: another process has the anchor for itself.
+var ErrInUse = errors.New("another keyd uses the anchor")
 
 // Anchor is a ledger.Anchor in a directory. Any number of processes may use
 // one directory at once.
 type Anchor struct {
-	dir string
+	dir  string
+	lock *os.File // of Exclusive
 
 	mu     sync.Mutex
 	closed bool
@@ -95,6 +103,17 @@ func Open(o Options) (*Anchor, error) {
 		return nil, fmt.Errorf("%w: %s is open to others (mode %#o): make it 0700", ledger.ErrAnchorUnavailable, dir, perm)
 	}
 	a := &Anchor{dir: dir}
+	if o.Exclusive {
+		if a.lock, err = lockDir(dir); err != nil {
+			return nil, err
+		}
+	}
+	opened := false
+	defer func() {
+		if !opened && a.lock != nil {
+			a.lock.Close()
+		}
+	}()
 	switch a.origin, err = a.readOrigin(); {
 	case errors.Is(err, fs.ErrNotExist):
 		// Objects without it: somebody took it away.
@@ -107,6 +126,7 @@ func Open(o Options) (*Anchor, error) {
 		return nil, err
 	}
 	a.clean()
+	opened = true
 	return a, nil
 }
 
@@ -117,6 +137,9 @@ func (a *Anchor) Domain() (code, description string) { return "file", "directory
 func (a *Anchor) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.lock != nil && !a.closed {
+		a.lock.Close()
+	}
 	a.closed = true
 	return nil
 }

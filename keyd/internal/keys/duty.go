@@ -351,13 +351,13 @@ func (d *duties) watchClock(ctx context.Context) error {
 	}
 	switch {
 	case now.Sub(believed) > clockBound:
-		return fmt.Errorf("%w: it is %v ahead of what was last seen; say that it is right, or set it", ErrClock, now.Sub(believed).Round(time.Minute))
+		return fmt.Errorf("%w: it is %v ahead of what was last seen; set it or, if it is right, say lethe epoch confirm-clock", ErrClock, now.Sub(believed).Round(time.Minute))
 	case believed.Sub(now) > clockBound:
-		return fmt.Errorf("%w: it is %v behind what was last seen; say that it is right, or set it", ErrClock, believed.Sub(now).Round(time.Minute))
+		return fmt.Errorf("%w: it is %v behind what was last seen; set it or, if it is right, say lethe epoch confirm-clock", ErrClock, believed.Sub(now).Round(time.Minute))
 	case now.Sub(believed) < time.Minute && row.ClockMs != 0:
 		return nil // a row a minute is enough
 	}
-	return k.update(ctx, func(tx Tx) error {
+	if err := k.update(ctx, func(tx Tx) error {
 		if err := d.fence(tx); err != nil {
 			return err
 		}
@@ -367,7 +367,11 @@ func (d *duties) watchClock(ctx context.Context) error {
 		}
 		row.ClockMs = now.UnixMilli()
 		return putRow(tx, dutyKey(), &row)
-	})
+	}); err != nil {
+		return err
+	}
+	k.believed.Store(now.UnixMilli())
+	return nil
 }
 
 // ConfirmClock says, for an operator, that the clock is right.
@@ -381,6 +385,9 @@ func (k *Keys) ConfirmClock(ctx context.Context) (time.Time, error) {
 		row.ClockMs = now.UnixMilli()
 		return putRow(tx, dutyKey(), &row)
 	})
+	if err == nil {
+		k.believed.Store(now.UnixMilli())
+	}
 	k.duties.kick()
 	return now, err
 }

@@ -165,7 +165,7 @@ func (k *Keys) runGroup(ctx context.Context, group []*op) {
 	unmark := k.closing.mark(closes)
 	var head ledger.Head
 	err := k.update(ctx, func(tx Tx) error {
-		now := k.now()
+		now := k.stated()
 		var statements [][]byte
 		for _, o := range group {
 			o.plan, o.err = o.check(tx, now)
@@ -240,6 +240,7 @@ func (k *Keys) runGroup(ctx context.Context, group []*op) {
 	}
 	if err == nil && head.Size != 0 {
 		k.ledgerSize.Store(head.Size)
+		k.lastStated.Store(head.Time.UnixMilli())
 		k.changed.wake()
 		k.keeper.Notify()
 	}

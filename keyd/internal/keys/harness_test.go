@@ -78,7 +78,7 @@ func (r *rig) config() keys.Config {
 		Store: r.store, KMS: r.kms, Anchor: r.anchor, Clock: r.clock.Now, Log: slog.New(slog.DiscardHandler),
 		Initialise: true, EpochLength: 7 * 24 * time.Hour, KEKLease: 15 * time.Minute,
 		DrainBudget: 24 * time.Hour, Soak: 2 * time.Hour, DutyInterval: -1,
-		AnchorTimeout: 200 * time.Millisecond, SkewAllowance: 5 * time.Second, Grace: 24 * time.Hour,
+		AnchorTimeout: 2 * time.Second, SkewAllowance: 5 * time.Second, Grace: 24 * time.Hour,
 	}
 }
 

@@ -66,6 +66,8 @@ type Keys struct {
 
 	closing    closingSet
 	mirrorErr  atomic.Pointer[error] // what an audit of the anchor found
+	lastStated atomic.Int64          // Unix milliseconds of the ledger's newest entry
+	believed   atomic.Int64          // the newest wall clock that was believed, likewise
 	ledgerSize atomic.Uint64         // of the newest commit that this process made or saw
 	changed    broadcast             // the ledger grew
 
@@ -87,6 +89,20 @@ func (k *Keys) Close() {
 
 // now is the wall clock in whole milliseconds, which is what statements hold.
 func (k *Keys) now() time.Time { return k.clock().Truncate(time.Millisecond) }
+
+// stated is the time that a statement holds: now or, where the clock was set
+// back, the newest time that was stated or believed. A statement that promises
+// something by a time must not promise it too early.
+func (k *Keys) stated() time.Time {
+	return latest(k.now(), time.UnixMilli(max(k.lastStated.Load(), k.believed.Load())))
+}
+
+// clockDoubted says whether the wall clock is too far from what was believed
+// last to be taken for the time.
+func (k *Keys) clockDoubted(now time.Time) bool {
+	believed := k.believed.Load()
+	return believed != 0 && now.Sub(time.UnixMilli(believed)).Abs() > clockBound
+}
 
 // update runs fn in a transaction, again while it conflicts with others.
 func (k *Keys) update(ctx context.Context, fn func(Tx) error) error {

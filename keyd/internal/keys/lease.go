@@ -231,6 +231,9 @@ func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.Blob
 	// A hold outlives the retention: what was kept for it opens.
 	heldNow := binding(tenant.Holds, now) != nil || binding(subject.Holds, now) != nil
 	if expired(class, &bucket, now) && !heldNow {
+		if k.clockDoubted(now) && bucket.State != storev1.BucketState_BUCKET_STATE_DEAD {
+			return nil, unavailable("whether the retention has ended is not known", ErrClock)
+		}
 		return nil, errExpired
 	}
 

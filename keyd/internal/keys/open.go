@@ -257,8 +257,17 @@ func (k *Keys) startLedger(ctx context.Context) (err error) {
 	}
 	return k.store.View(ctx, func(r Reader) error {
 		head, err := ledger.ReadHead(r)
+		if err != nil {
+			return err
+		}
 		k.ledgerSize.Store(head.Size)
-		return err
+		k.lastStated.Store(head.Time.UnixMilli())
+		var duty storev1.Duty
+		if err := getRow(r, dutyKey(), &duty); err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		k.believed.Store(duty.ClockMs)
+		return nil
 	})
 }
 

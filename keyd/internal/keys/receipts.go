@@ -250,6 +250,12 @@ func (k *Keys) ListReceipts(ctx context.Context, tenant string, subject []byte, 
 		handle = t.handle(subject)
 	}
 	err = k.store.View(ctx, func(r Reader) error {
+		if _, err := r.Get(tenantKey(id)); err != nil {
+			if errors.Is(err, ErrNotFound) {
+				return unknown("the tenant")
+			}
+			return err
+		}
 		var indexes []uint64
 		if len(subject) != 0 {
 			var s storev1.Subject

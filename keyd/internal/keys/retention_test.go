@@ -221,7 +221,7 @@ func TestNothingDiesByAClockThatJumped(t *testing.T) {
 		}
 	}
 	_, err := r.ask(openQuery("acme", "ann", "trace", k))
-	r.want("denied, which can be undone", err, isExpired)
+	r.want("refused, and not as expired", err, isUnavail)
 	r.clock.Advance(2 * day) // the grace is over, by this clock
 	if err := keys.Duty(t.Context(), r.Keys); err == nil {
 		t.Fatal("the jump was forgotten")

@@ -42,7 +42,11 @@ func (k *Keys) Status(ctx context.Context) *keydv1.GetStatusResponse {
 	add("store", err, "takes writes")
 	add("kms", k.ring.health(), k.kms.Kind())
 	code, where := k.anchor.Domain()
-	add("anchor", k.Serving(), code+": "+where)
+	anchorErr := k.Serving()
+	if anchorErr == nil {
+		anchorErr = k.keeper.Last()
+	}
+	add("anchor", anchorErr, code+": "+where)
 	detail, err := k.epochHealth(ctx)
 	add("epochs", err, detail)
 	return s

@@ -112,7 +112,14 @@ func Open(o Options) (*Store, error) {
 	return s, nil
 }
 
+// openNeed is the room that opening needs: Badger maps the logs that it makes,
+// and dies where the disk cannot back them.
+const openNeed = 64 << 20
+
 func open(o Options, dir *directory) (*Store, error) {
+	if free, err := freeBytes(dir.path); err == nil && free < openNeed {
+		return nil, fmt.Errorf("%w: %d MiB are free in %s, and opening needs %d", keys.ErrFull, free>>20, dir.path, openNeed>>20)
+	}
 	db, err := openBadger(dir.path, bridge{o.Logger})
 	if err != nil {
 		return nil, err
