@@ -113,7 +113,11 @@ func (k *Keys) holdKEKs(ctx context.Context, t *tenantKeys) error {
 	}
 	for _, epoch := range es.read() {
 		if id, ok := kekFor(tenant, epoch); ok {
-			if _, err := k.ring.kek(ctx, t, id, epoch); err != nil {
+			_, err := k.ring.kek(ctx, t, id, epoch)
+			if epoch != es.open && errors.Is(err, errRootGone) {
+				continue // what was carried over already is served
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -339,6 +343,7 @@ func (d *duties) keepShares(ctx context.Context, tenant string, id id16, number 
 	if err != nil {
 		return err
 	}
+	turned := 0 // an epoch may turn under it
 	for {
 		if err := k.holdKEKs(ctx, keys); err != nil {
 			return err
@@ -402,8 +407,9 @@ func (d *duties) keepShares(ctx context.Context, tenant string, id id16, number 
 			}
 			return putRow(tx, bucketKey(id, number, start), &b)
 		})
-		if errors.Is(err, errNeedKEKs) {
-			continue // the epoch turned under it
+		if errors.Is(err, errNeedKEKs) && turned < 3 {
+			turned++
+			continue
 		}
 		if err != nil || finished {
 			return err
