@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -221,6 +222,54 @@ func TestMissingIsNotDestroyed(t *testing.T) {
 				t.Errorf("Cancel: %v; want %v", err, test.want)
 			}
 		})
+	}
+}
+
+// The token goes at each call in turn, and comes back: meanwhile a root is
+// neither unknown nor destroyed, and afterwards it is what it was.
+func TestTokenGoesMidway(t *testing.T) {
+	for _, want := range []keys.RootState{keys.RootEnabled, keys.RootPending, keys.RootDestroyed} {
+		for n := int64(1); ; n++ {
+			o, c, f := options(t)
+			k := mustOpen(t, o)
+			root := mustCreate(t, k, 7)
+			if want != keys.RootEnabled {
+				mustSchedule(t, k, root)
+			}
+			if want == keys.RootDestroyed {
+				c.Advance(2 * time.Minute)
+			}
+			var calls atomic.Int64
+			f.set(func(string) error {
+				if calls.Add(1) == n {
+					return os.Rename(tokens, tokens+".away")
+				}
+				return nil
+			})
+			d, err := k.Describe(t.Context(), root)
+			f.set(nil)
+			gone := calls.Load() >= n
+			if gone {
+				must(t, os.Rename(tokens+".away", tokens))
+				must(t, library.reinitialise(library.gen)) // SoftHSM does not look again by itself
+			}
+			if err == nil && d.State != want {
+				t.Fatalf("the token went at call %d: %+v; want state %d", n, d, want)
+			}
+			if err != nil && (!errors.Is(err, keys.ErrKMSUnavailable) || errors.Is(err, keys.ErrRootUnknown)) {
+				t.Fatalf("the token went at call %d: %v", n, err)
+			}
+			if err == nil && want == keys.RootDestroyed {
+				if left := count(t, o.Token, keyOf(t, root)); left != 0 {
+					t.Fatalf("the token went at call %d: called destroyed, and %d keys are left", n, left)
+				}
+			}
+			mustBe(t, k, root, want)
+			must(t, k.Close())
+			if !gone {
+				break
+			}
+		}
 	}
 }
 
@@ -560,6 +609,18 @@ func TestWrongPIN(t *testing.T) {
 	}
 	if n := f.count("C_Login"); n != 1 {
 		t.Fatalf("the old PIN was tried %d times", n)
+	}
+}
+
+// SoftHSM knows no last try; other tokens do.
+func TestLastTryIsNotUsed(t *testing.T) {
+	for flags, want := range map[uint]bool{
+		0: false, p11.CKF_TOKEN_INITIALIZED | p11.CKF_LOGIN_REQUIRED: false, p11.CKF_USER_PIN_COUNT_LOW: false,
+		p11.CKF_USER_PIN_COUNT_LOW | p11.CKF_USER_PIN_FINAL_TRY: true, p11.CKF_USER_PIN_LOCKED: true,
+	} {
+		if got := lastTry(flags); got != want {
+			t.Errorf("lastTry(%#x) = %v", flags, got)
+		}
 	}
 }
 

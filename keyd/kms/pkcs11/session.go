@@ -226,7 +226,7 @@ func (k *KMS) connect(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if info.Flags&(p11.CKF_USER_PIN_FINAL_TRY|p11.CKF_USER_PIN_LOCKED) != 0 {
+	if lastTry(info.Flags) {
 		return nil, fmt.Errorf("PKCS#11: %w: %w: it is locked, or one more wrong one locks it", keys.ErrKMSDenied, ErrPIN)
 	}
 	c := &conn{gen: k.module.gen, slot: slot}
@@ -245,6 +245,11 @@ func (k *KMS) connect(ctx context.Context) (*conn, error) {
 	}
 	k.serial = info.SerialNumber
 	return c, nil
+}
+
+// lastTry tells, by a token's flags, whether a wrong PIN locks it or has done so.
+func lastTry(flags uint) bool {
+	return flags&(p11.CKF_USER_PIN_FINAL_TRY|p11.CKF_USER_PIN_LOCKED) != 0
 }
 
 // token finds the slot of the token: by its label, and after the first time by
