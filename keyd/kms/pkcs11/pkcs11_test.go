@@ -667,6 +667,43 @@ func TestHungCallsAreBounded(t *testing.T) {
 	mustBe(t, k, root, keys.RootEnabled)
 }
 
+// A call whose caller has gone makes no change when the library answers at last.
+func TestAbandonedCallChangesNothing(t *testing.T) {
+	o, _, f := options(t)
+	k := mustOpen(t, o)
+	root := mustCreate(t, k, 7)
+	gate, inside := make(chan struct{}), make(chan struct{}, 1)
+	f.set(func(string) error {
+		select {
+		case inside <- struct{}{}:
+		default:
+		}
+		<-gate
+		return nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { _, err := k.ScheduleDestruction(ctx, root); done <- err }()
+	<-inside
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Fatalf("ScheduleDestruction: %v", err)
+	}
+	f.count("")
+	f.set(nil)
+	close(gate)
+	for range maxSessions { // once it has ended, all sessions are to be had
+		k.slots <- struct{}{}
+	}
+	for range maxSessions {
+		<-k.slots
+	}
+	if n := f.count("C_CreateObject"); n != 0 {
+		t.Fatalf("%d objects were created", n)
+	}
+	mustBe(t, k, root, keys.RootEnabled)
+}
+
 func TestClosed(t *testing.T) {
 	o, _, _ := options(t)
 	k := mustOpen(t, o)
