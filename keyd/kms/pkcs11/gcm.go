@@ -82,7 +82,7 @@ func (s *session) decrypt(key p11.ObjectHandle, sealed, ad []byte) ([]byte, erro
 	if e != nil {
 		return nil, e
 	}
-	return nil, fmt.Errorf("PKCS#11: %w: the ciphertext, with %v", keys.ErrKMSDenied, code(err))
+	return nil, fmt.Errorf("PKCS#11: %w: the ciphertext, with %s", keys.ErrKMSDenied, code(err).Error())
 }
 
 func (s *session) open(key p11.ObjectHandle, sealed, ad []byte) ([]byte, error) {

@@ -94,7 +94,7 @@ func Open(ctx context.Context, o Options) (*KMS, error) {
 	ctx, cancel := context.WithTimeout(ctx, openLimit)
 	defer cancel()
 	if _, err := in(ctx, k, (*session).checkMechanisms); err != nil {
-		k.Close()
+		_ = k.Close() // that Open failed is what matters
 		return nil, err
 	}
 	return k, nil
