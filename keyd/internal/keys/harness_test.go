@@ -40,7 +40,7 @@ func (c *clock) Advance(d time.Duration) {
 // rig is a key store with everything that a test wants to reach.
 type rig struct {
 	*keys.Keys
-	t      *testing.T
+	t      testing.TB
 	dir    string
 	clock  *clock
 	store  keys.Store
@@ -48,7 +48,7 @@ type rig struct {
 	anchor *anchortest.Memory
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t testing.TB) *rig {
 	t.Helper()
 	r := &rig{
 		t: t, dir: t.TempDir(), anchor: anchortest.NewMemory(),

@@ -119,6 +119,30 @@ func (k *Keys) beatLoop(ctx context.Context) {
 	}
 }
 
+// buryOthers removes the rows of keyds that can no longer be: when this one
+// has the store for itself, nobody is waited for who was killed.
+func (k *Keys) buryOthers(ctx context.Context) error {
+	if s, ok := k.store.(interface{ Exclusive() bool }); !ok || !s.Exclusive() {
+		return nil
+	}
+	var others []peer
+	err := k.store.View(ctx, func(r Reader) (err error) {
+		others, err = k.duties.peers.look(r, k.pulse.id, k.clock())
+		return err
+	})
+	if err != nil || len(others) == 0 {
+		return err
+	}
+	return k.update(ctx, func(tx Tx) error {
+		for _, p := range others {
+			if err := tx.Delete(heartbeatKey(p.id)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // leave removes this keyd's row, so that nobody waits for it.
 func (k *Keys) leave() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -47,6 +47,9 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 		return nil, ErrReplayPending
 	}
 	// A full store still serves what it holds.
+	if err := k.buryOthers(ctx); err != nil && !errors.Is(err, ErrFull) {
+		return nil, err
+	}
 	if err := k.beat(ctx); err != nil && !errors.Is(err, ErrFull) {
 		return nil, err
 	}

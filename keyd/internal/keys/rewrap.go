@@ -503,9 +503,10 @@ func (row *wrappedRow) wrap(to uint32) {
 	}
 	defer clear(key)
 	row.target = rekey(row.key, to)
-	w, err := wrapRow(row.next.Wrapper, row.nextID, key, row.owner.identity(row.target, row.nextID))
+	// That it opens is proven by the scan, before the old row goes.
+	c, err := row.next.WrapUnproven(key, row.owner.identity(row.target, row.nextID))
 	if err == nil {
-		row.carried, err = encode(w)
+		row.carried, err = encode(&storev1.Wrapped{KekId: row.nextID[:], Ciphertext: c})
 	}
 	row.damage = err
 }

@@ -97,7 +97,7 @@ func (p *people) check() {
 
 // opens returns the ids of all DEKs that a copy of a store's rows and a KMS
 // give up to someone who holds both, and knows the formats.
-func opens(t *testing.T, rows map[string][]byte, kms keys.KMS) map[string]bool {
+func opens(t testing.TB, rows map[string][]byte, kms keys.KMS) map[string]bool {
 	t.Helper()
 	wrapped := func(b []byte) *storev1.Wrapped {
 		w := new(storev1.Wrapped)
