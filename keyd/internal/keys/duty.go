@@ -13,7 +13,9 @@ import (
 )
 
 // Duties are the background work that one keyd does for all: it turns epochs
-// and ends them. Who holds them stands in one row with a term, which every
+// and ends them, and does what falls due for subjects and tenants. The two go
+// side by side, since carrying over the keys of an epoch may take hours, and so
+// may the keeping of shares. Who holds the duties stands in one row with a term, which every
 // transaction of a duty reads: a holder that was taken for gone, and was not,
 // writes nothing any more. What it may still do in the KMS is repeated without
 // harm, or is checked for just before.
@@ -24,28 +26,46 @@ import (
 type duties struct {
 	k     *Keys
 	peers peers
-	wake  chan struct{}
+	term  atomic.Uint64
+	entry sync.Mutex // held while the duties are taken and the clock is looked at
 
-	// Only the loop, or a test in its place, uses these.
-	term      uint64
+	ofEpochs, ofSubjects duty
+
+	// Only the work on epochs uses these.
 	spare     spareRoot
 	described map[uint32]time.Time // when the KMS was asked about an epoch's root
 	failures  map[uint32]failure   // of a verification
-	floors    map[string][]byte    // by class: the last of its dead buckets
-	sharesAt  time.Time            // when it was last looked for shares to drop
 
-	retry atomic.Bool // an operator wants it tried again at once
+	// Only the work on subjects uses these.
+	floors   map[string][]byte // by class: the last of its dead buckets
+	sharesAt time.Time         // when it was last looked for shares to drop
 
 	mu      sync.Mutex
-	problem error             // of the newest step
 	waiting map[uint32]string // what an epoch waits for
 }
 
+// duty is one of the two kinds of work.
+type duty struct {
+	name string
+	wake chan struct{}
+	// retry: an operator wants what failed to be tried again at once.
+	retry atomic.Bool
+	// do does one piece of work, and says whether there may be more at once.
+	// clockErr says why what the clock triggers must not be done, if it must not.
+	do func(ctx context.Context, retry bool, clockErr error) (again bool, err error)
+
+	mu      sync.Mutex
+	problem error // of the newest piece
+}
+
 func newDuties(k *Keys) *duties {
-	return &duties{
-		k: k, wake: make(chan struct{}, 1),
-		described: make(map[uint32]time.Time), failures: make(map[uint32]failure), floors: make(map[string][]byte), waiting: make(map[uint32]string),
+	d := &duties{
+		k: k, described: make(map[uint32]time.Time), failures: make(map[uint32]failure),
+		floors: make(map[string][]byte), waiting: make(map[uint32]string),
 	}
+	d.ofEpochs.name, d.ofEpochs.do, d.ofEpochs.wake = "epochs", d.epochs, make(chan struct{}, 1)
+	d.ofSubjects.name, d.ofSubjects.do, d.ofSubjects.wake = "subjects", d.subjects, make(chan struct{}, 1)
+	return d
 }
 
 var (
@@ -86,22 +106,31 @@ func (d *duties) recent(number uint32) error {
 	return nil
 }
 
-// kick makes the loop look at once, and try again what failed.
+// kick makes the loops look at once, and try again what failed.
 func (d *duties) kick() {
-	d.retry.Store(true)
-	select {
-	case d.wake <- struct{}{}:
-	default:
+	for _, w := range []*duty{&d.ofEpochs, &d.ofSubjects} {
+		w.retry.Store(true)
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
 	}
 }
 
 // run does the duties until ctx ends.
 func (d *duties) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { d.loop(ctx, &d.ofEpochs) })
+	wg.Go(func() { d.loop(ctx, &d.ofSubjects) })
+	wg.Wait()
+}
+
+func (d *duties) loop(ctx context.Context, w *duty) {
 	const most = time.Minute
 	pause := d.k.cfg.DutyInterval
 	wait := pause
 	for {
-		again, err := d.step(ctx)
+		again, err := d.piece(ctx, w)
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -117,7 +146,7 @@ func (d *duties) run(ctx context.Context) {
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
-		case <-d.wake:
+		case <-w.wake:
 			timer.Stop()
 		case <-ctx.Done():
 			timer.Stop()
@@ -126,45 +155,81 @@ func (d *duties) run(ctx context.Context) {
 	}
 }
 
-// step does one piece of work. again says that there may be more at once. An
-// error is for health; the next step begins from what is stored.
+// step does one piece of each kind of work, for tests.
 func (d *duties) step(ctx context.Context) (again bool, err error) {
+	again, err = d.piece(ctx, &d.ofEpochs)
+	if again || err != nil && !errors.Is(err, ErrClock) {
+		return again, err
+	}
+	more, otherErr := d.piece(ctx, &d.ofSubjects)
+	if errors.Is(otherErr, ErrClock) && err != nil {
+		otherErr = nil // said already
+	}
+	return more, errors.Join(err, otherErr)
+}
+
+// piece does one piece of work. An error is for health; the next piece begins
+// from what is stored.
+func (d *duties) piece(ctx context.Context, w *duty) (again bool, err error) {
 	err = d.k.Serving()
+	if err == nil && w == &d.ofEpochs {
+		err = d.settleSpare(ctx) // also of a keyd that has lost the duties
+	}
+	var clockErr error
 	if err == nil {
-		again, err = d.attempt(ctx)
+		clockErr, err = d.enter(ctx)
+	}
+	if err == nil {
+		again, err = w.do(ctx, w.retry.Swap(false), clockErr)
 	}
 	if errors.Is(err, errNotHolder) {
 		again, err = false, nil
 	}
-	d.mu.Lock()
-	changed := (err == nil) != (d.problem == nil) || err != nil && err.Error() != d.problem.Error()
-	d.problem = err
-	d.mu.Unlock()
+	w.mu.Lock()
+	changed := (err == nil) != (w.problem == nil) || err != nil && err.Error() != w.problem.Error()
+	w.problem = err
+	w.mu.Unlock()
 	if changed && ctx.Err() == nil {
 		if err != nil {
-			d.k.log.Warn("background work on epochs does not go on", "error", err)
+			d.k.log.Warn("background work does not go on", "on", w.name, "error", err)
 		} else {
-			d.k.log.Info("background work on epochs goes on")
+			d.k.log.Info("background work goes on", "on", w.name)
 		}
 	}
 	return again, err
 }
 
-func (d *duties) attempt(ctx context.Context) (again bool, err error) {
-	if d.retry.Swap(false) {
+// enter takes the duties, or sees that they are held, and looks at the clock.
+func (d *duties) enter(ctx context.Context) (clockErr, err error) {
+	d.entry.Lock()
+	defer d.entry.Unlock()
+	if err := d.take(ctx); err != nil {
+		return nil, err
+	}
+	if err = d.watchClock(ctx); errors.Is(err, ErrClock) {
+		return err, nil
+	}
+	return nil, err
+}
+
+// problems says why the background work does not go on, if it does not.
+func (d *duties) problems() error {
+	var errs []error
+	for _, w := range []*duty{&d.ofEpochs, &d.ofSubjects} {
+		w.mu.Lock()
+		if err := w.problem; err != nil && !(errors.Is(err, ErrClock) && len(errs) != 0) {
+			errs = append(errs, err)
+		}
+		w.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// epochs does what comes next for the epochs.
+func (d *duties) epochs(ctx context.Context, retry bool, clockErr error) (again bool, err error) {
+	if retry {
 		clear(d.failures)
 		clear(d.described)
-		d.sharesAt = time.Time{}
-	}
-	if err := d.settleSpare(ctx); err != nil {
-		return false, err
-	}
-	if err := d.take(ctx); err != nil {
-		return false, err
-	}
-	clockErr := d.watchClock(ctx)
-	if clockErr != nil && !errors.Is(clockErr, ErrClock) {
-		return false, clockErr
 	}
 	var es epochs
 	var rows []*storev1.Epoch
@@ -195,11 +260,7 @@ func (d *duties) attempt(ctx context.Context) (again bool, err error) {
 			return true, errors.Join(errs...)
 		}
 	}
-	more, err := d.subjects(ctx, clockErr == nil)
-	if errors.Is(err, errNotHolder) || ctx.Err() != nil {
-		return false, err
-	}
-	return more, errors.Join(append(errs, err)...)
+	return false, errors.Join(errs...)
 }
 
 // sharesEvery is how often shares are looked for that no hold needs any more.
@@ -207,8 +268,12 @@ const sharesEvery = 10 * time.Minute
 
 // subjects does what is due for subjects and tenants. One kind of work that
 // fails does not keep the others from being done.
-func (d *duties) subjects(ctx context.Context, clockOK bool) (again bool, err error) {
-	var errs []error
+func (d *duties) subjects(ctx context.Context, retry bool, clockErr error) (again bool, err error) {
+	if retry {
+		d.sharesAt = time.Time{}
+	}
+	clockOK := clockErr == nil
+	errs := []error{clockErr}
 	do := func(what string, fn func() (bool, error)) {
 		more, err := fn()
 		again = again || more && err == nil
@@ -283,7 +348,7 @@ func (d *duties) take(ctx context.Context) error {
 		return err
 	}
 	if string(row.Holder) == string(k.pulse.id[:]) {
-		d.term = row.Term
+		d.term.Store(row.Term)
 		return nil
 	}
 	for _, p := range others {
@@ -303,7 +368,7 @@ func (d *duties) take(ctx context.Context) error {
 		return putRow(tx, dutyKey(), &now)
 	})
 	if err == nil {
-		d.term = row.Term + 1
+		d.term.Store(row.Term + 1)
 	}
 	return err
 }
@@ -314,7 +379,7 @@ func (d *duties) fence(r Reader) error {
 	if err := getRow(r, dutyKey(), &row); err != nil {
 		return err
 	}
-	if row.Term != d.term || string(row.Holder) != string(d.k.pulse.id[:]) {
+	if row.Term != d.term.Load() || string(row.Holder) != string(d.k.pulse.id[:]) {
 		return errNotHolder
 	}
 	return nil

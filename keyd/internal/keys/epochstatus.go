@@ -35,10 +35,10 @@ func (k *Keys) Epochs(ctx context.Context) (epochs []*keydv1.Epoch, problem stri
 	}
 	now := k.now()
 	d := k.duties
-	d.mu.Lock()
-	if d.problem != nil {
-		problem = d.problem.Error()
+	if err := d.problems(); err != nil {
+		problem = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
+	d.mu.Lock()
 	waiting := make(map[uint32]string, len(d.waiting))
 	for n, w := range d.waiting {
 		waiting[n] = w

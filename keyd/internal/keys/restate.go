@@ -499,7 +499,7 @@ func (p *replay) takeDuties(tx Tx) error {
 	if !bytes.Equal(row.Holder, k.pulse.id[:]) {
 		row.Holder, row.Term = k.pulse.id[:], row.Term+1
 	}
-	k.duties.term = row.Term
+	k.duties.term.Store(row.Term)
 	return putRow(tx, dutyKey(), &row)
 }
 

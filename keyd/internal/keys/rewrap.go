@@ -127,10 +127,11 @@ func rekey(key []byte, epoch uint32) []byte {
 }
 
 // kekCache holds the KEKs that a pass over an epoch's rows needs, freshly
-// unwrapped by the KMS, for as long as the pass lasts. It is used by one
-// goroutine.
+// unwrapped by the KMS, for as long as the pass lasts, and no longer than the
+// lease of KEKs. It is used by one goroutine.
 type kekCache struct {
 	k     *Keys
+	since time.Time // when the oldest of keks was asked for
 	keks  map[id16]*kek
 	names map[id16]*storev1.Tenant
 }
@@ -161,8 +162,15 @@ func (c *kekCache) tenant(ctx context.Context, id id16) (*storev1.Tenant, error)
 
 // get returns a KEK of a tenant and its epoch.
 func (c *kekCache) get(ctx context.Context, tenant id16, id id16, epoch uint32) (*kek, error) {
+	now := c.k.clock()
+	if len(c.keks) >= maxCached || now.Sub(c.since) >= c.k.cfg.KEKLease {
+		clear(c.keks)
+	}
 	if w := c.keks[id]; w != nil {
 		return w, nil
+	}
+	if len(c.keks) == 0 {
+		c.since = now
 	}
 	t, err := c.tenant(ctx, tenant)
 	if err != nil {
@@ -173,9 +181,6 @@ func (c *kekCache) get(ctx context.Context, tenant id16, id id16, epoch uint32) 
 	w, err := loadKEK(call, c.k.store, c.k.ring.unwrap, t.Name, tenant, id, epoch)
 	if err != nil {
 		return nil, err
-	}
-	if len(c.keks) >= maxCached {
-		clear(c.keks)
 	}
 	c.keks[id] = w
 	return w, nil
