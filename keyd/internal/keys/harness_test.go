@@ -46,6 +46,9 @@ type rig struct {
 	store  keys.Store
 	kms    keys.KMS
 	anchor *anchortest.Memory
+	// patience is how long calls wait for the anchor, if not the time that suits
+	// most tests.
+	patience time.Duration
 }
 
 func newRig(t testing.TB) *rig {
@@ -74,11 +77,15 @@ func newRig(t testing.TB) *rig {
 }
 
 func (r *rig) config() keys.Config {
+	patience := 2 * time.Second
+	if r.patience != 0 {
+		patience = r.patience
+	}
 	return keys.Config{
 		Store: r.store, KMS: r.kms, Anchor: r.anchor, Clock: r.clock.Now, Log: slog.New(slog.DiscardHandler),
 		Initialise: true, EpochLength: 7 * 24 * time.Hour, KEKLease: 15 * time.Minute,
 		DrainBudget: 24 * time.Hour, Soak: 2 * time.Hour, DutyInterval: -1,
-		AnchorTimeout: 2 * time.Second, SkewAllowance: 5 * time.Second, Grace: 24 * time.Hour,
+		AnchorTimeout: patience, SkewAllowance: 5 * time.Second, Grace: 24 * time.Hour,
 	}
 }
 

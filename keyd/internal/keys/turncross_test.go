@@ -21,10 +21,18 @@ import (
 
 // everyStore runs a test over Badger, and over the store in memory whose
 // transactions conflict.
+// Calls wait for the anchor however slow the machine is.
 func everyStore(t *testing.T, test func(t *testing.T, r *rig)) {
-	t.Run("badger", func(t *testing.T) { test(t, newRig(t)) })
+	t.Run("badger", func(t *testing.T) {
+		r := newRig(t)
+		r.patience = time.Minute
+		r.reopen()
+		test(t, r)
+	})
 	t.Run("memory", func(t *testing.T) {
 		r, _, _ := newMemoryRig(t)
+		r.patience = time.Minute
+		r.reopen2()
 		test(t, r)
 	})
 }
