@@ -49,6 +49,8 @@ type (
 	Store  = keys.Store
 	KMS    = keys.KMS
 	Anchor = ledger.Anchor
+	// Anchors are the anchors that a keyd keeps for others; see anchor/file.
+	Anchors = rpc.Anchors
 )
 
 // Errors of Open, to be told apart by whoever starts keyd.
@@ -66,12 +68,18 @@ var (
 	ErrReplay         = keys.ErrReplay
 )
 
+// ErrNoObject is the error of an Anchor's Newest while it holds nothing.
+var ErrNoObject = ledger.ErrNoObject
+
 // Config is what a Server stands on, and how it behaves. Zero durations mean
 // the defaults.
 type Config struct {
 	Store  Store
 	KMS    KMS
 	Anchor Anchor
+	// Anchors, if set, are kept for other keyds. They stay the caller's to
+	// close, as the others do.
+	Anchors Anchors
 
 	// Development serves every caller, on loopback and Unix sockets only. It
 	// must be set: this version has no roles.
@@ -141,7 +149,14 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	registerGauges(cfg.Metrics, k)
 	s := &Server{keys: k, log: cfg.Log, done: make(chan struct{}), health: health.NewServer()}
-	s.grpc = grpc.NewServer(rpc.Options(k, policy.Development(cfg.Audit, cfg.Metrics), cfg.Log)...)
+	opts := rpc.Options(k, policy.Development(cfg.Audit, cfg.Metrics), cfg.Log)
+	if cfg.Anchors != nil {
+		opts = append(opts, grpc.MaxRecvMsgSize(rpc.MaxObjectMessage))
+	}
+	s.grpc = grpc.NewServer(opts...)
+	if cfg.Anchors != nil {
+		rpc.RegisterAnchors(s.grpc, cfg.Anchors)
+	}
 	rpc.Register(s.grpc, k, rpc.Info{Version: cfg.Version, Development: true, Heartbeat: cfg.Heartbeat}, s.done)
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	go s.watchHealth()

@@ -92,15 +92,8 @@ func Open(o Options) (*Anchor, error) {
 			return nil, unavailable(err)
 		}
 	}
-	info, err := os.Stat(dir)
-	if err != nil {
-		return nil, unavailable(err)
-	}
-	if !info.IsDir() {
-		return nil, fmt.Errorf("%w: %s is not a directory", ledger.ErrAnchorUnavailable, dir)
-	}
-	if perm := info.Mode().Perm(); perm&0o077 != 0 {
-		return nil, fmt.Errorf("%w: %s is open to others (mode %#o): make it 0700", ledger.ErrAnchorUnavailable, dir, perm)
+	if err := private(dir); err != nil {
+		return nil, err
 	}
 	a := &Anchor{dir: dir}
 	if o.Exclusive {
@@ -128,6 +121,21 @@ func Open(o Options) (*Anchor, error) {
 	a.clean()
 	opened = true
 	return a, nil
+}
+
+// private verifies that dir is a directory that no other user can read or write.
+func private(dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return unavailable(err)
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%w: %s is not a directory", ledger.ErrAnchorUnavailable, dir)
+	}
+	if perm := info.Mode().Perm(); perm&0o077 != 0 {
+		return fmt.Errorf("%w: %s is open to others (mode %#o): make it 0700", ledger.ErrAnchorUnavailable, dir, perm)
+	}
+	return nil
 }
 
 // Domain implements ledger.Anchor.
