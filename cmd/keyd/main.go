@@ -24,6 +24,7 @@ import (
 
 	"lethe/cmd/internal/parts"
 	"lethe/keyd"
+	"lethe/keyd/anchor/file"
 )
 
 // version is set when a release is built.
@@ -35,6 +36,7 @@ type options struct {
 	listen        string
 	metrics       string
 	auditLog      string
+	serveAnchors  string
 	logLevel      string
 	kekLease      time.Duration
 	anchorTimeout time.Duration
@@ -69,6 +71,11 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
        --kms-keyfile /etc/lethe/roots.key --anchor /mnt/other/anchor \
        --listen 127.0.0.1:7420 --metrics 127.0.0.1:7421
 
+  # The anchor in an object store, or at another keyd that was started with
+  # --serve-anchors, its address on this host being a tunnel's end:
+  keyd --dev --anchor 's3://anchors/lethe?region=eu-central-1'
+  keyd --dev --anchor keyd:127.0.0.1:7420/lethe
+
   # The roots in AWS KMS:
   keyd --dev --kms awskms --aws-region eu-central-1
 
@@ -83,6 +90,9 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
 			if err := o.CheckKMS(cmd.Flags().Changed); err != nil {
 				return err
 			}
+			if err := o.CheckAnchor(); err != nil {
+				return err
+			}
 			return run(cmd.Context(), o)
 		},
 	}
@@ -92,6 +102,7 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
 	f.StringVar(&o.listen, "listen", "", "where to listen: unix:PATH or a loopback HOST:PORT (default unix:<data>/keyd.sock)")
 	f.StringVar(&o.metrics, "metrics", "", "loopback HOST:PORT for Prometheus metrics; empty: none")
 	f.StringVar(&o.auditLog, "audit-log", "", "file for one audit line a call (default <data>/audit.log)")
+	f.StringVar(&o.serveAnchors, "serve-anchors", "", "directory, of mode 0700, in which to keep the anchors of other keyds; empty: none are kept")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.DurationVar(&o.kekLease, "kek-lease", 0, "for how long keyd serves without the KMS (default 15m)")
 	f.DurationVar(&o.anchorTimeout, "anchor-timeout", 0, "how long a destroy waits for the anchor (default 10s)")
@@ -108,6 +119,9 @@ func (o *options) setDefaults() {
 		o.auditLog = filepath.Join(o.Data, "audit.log")
 	}
 	o.Beside = []string{o.auditLog}
+	if o.serveAnchors != "" {
+		o.Beside = append(o.Beside, o.serveAnchors)
+	}
 	if o.listen == "" {
 		o.listen = "unix:" + filepath.Join(o.Data, "keyd.sock")
 	}
@@ -141,10 +155,20 @@ func run(ctx context.Context, o options) error {
 	}
 	defer audit.Close()
 
+	var anchors keyd.Anchors
+	if o.serveAnchors != "" {
+		shelf, err := file.OpenShelf(o.serveAnchors)
+		if err != nil {
+			return fmt.Errorf("--serve-anchors %s: %w", o.serveAnchors, err)
+		}
+		defer shelf.Close()
+		anchors = shelf
+	}
+
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	server, err := keyd.Open(ctx, keyd.Config{
-		Store: p.Store, KMS: p.KMS, Anchor: p.Anchor,
+		Store: p.Store, KMS: p.KMS, Anchor: p.Anchor, Anchors: anchors,
 		Development: true, Initialise: true, Version: version,
 		KEKLease: o.kekLease, AnchorTimeout: o.anchorTimeout,
 		EpochLength: o.epochLength, DrainBudget: o.drainBudget, Soak: o.soak, RewrapRate: o.rewrapRate,

@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"lethe/keyd"
-	"lethe/keyd/anchor/file"
 	"lethe/keyd/store/badger"
 )
 
@@ -36,7 +35,8 @@ type Options struct {
 	// RootWaiting is the waiting period before a root is destroyed; zero: the
 	// KMS's default.
 	RootWaiting time.Duration
-	// Anchor is the directory of the anchor.
+	// Anchor says where the anchor is: a directory, s3://BUCKET/PREFIX?… or
+	// keyd:ADDRESS/NAME; see CheckAnchor.
 	Anchor string
 	// MinFree is how many bytes must stay free on the store's disk; zero: the
 	// store's default.
@@ -60,7 +60,7 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.PKCS11.Module, "pkcs11-module", "", "path of the PKCS#11 library of the token's maker")
 	f.StringVar(&o.PKCS11.Token, "pkcs11-token", "", "label of the token")
 	f.StringVar(&o.PKCS11.PINFile, "pkcs11-pin-file", "", "file of mode 0600 whose first line is the PIN of the token's user")
-	f.StringVar(&o.Anchor, "anchor", "", "directory of the anchor, in another failure domain where there is one (default <data>/anchor)")
+	f.StringVar(&o.Anchor, "anchor", "", "where the anchor is, in another failure domain where there is one: a directory, s3://BUCKET/PREFIX?endpoint=URL&region=NAME&path-style=true, or keyd:ADDRESS/NAME (default <data>/anchor)")
 	f.Uint64Var(&o.MinFree, "min-free", 0, "bytes that must stay free on the store's disk (default 256 MiB)")
 	f.DurationVar(&o.RootWaiting, "root-waiting", 0, "waiting period before a root is destroyed (default 1h with --kms local, 168h with pkcs11)")
 }
@@ -112,13 +112,19 @@ func Open(ctx context.Context, o Options, create bool, log *slog.Logger) (*Parts
 }
 
 func (p *Parts) open(ctx context.Context, o Options, create bool, log *slog.Logger) error {
+	if err := o.CheckAnchor(); err != nil {
+		return err
+	}
 	exists, err := badger.Exists(o.Store)
 	if err != nil {
 		return err
 	}
 	fresh := create && !exists
 	if fresh {
-		dirs := []string{filepath.Dir(o.Anchor), filepath.Dir(o.Store)}
+		dirs := []string{filepath.Dir(o.Store)}
+		if dir := o.anchorDir(); dir != "" {
+			dirs = append(dirs, filepath.Dir(dir))
+		}
 		if o.KMS == KMSLocal {
 			dirs = append(dirs, filepath.Dir(o.KMSFile))
 		}
@@ -142,15 +148,18 @@ func (p *Parts) open(ctx context.Context, o Options, create bool, log *slog.Logg
 	p.KMS = kms
 	p.closes = append(p.closes, closeKMS)
 
-	anchor, err := file.Open(file.Options{Dir: o.Anchor, Create: fresh, Exclusive: true})
+	anchor, err := o.openAnchor(ctx, fresh)
 	if err != nil {
 		return fmt.Errorf("the anchor in %s: %w", o.Anchor, err)
 	}
 	p.Anchor = anchor
 	p.closes = append(p.closes, anchor.Close)
 	if fresh {
-		if _, err := anchor.Newest(context.Background()); err == nil {
+		switch _, err := anchor.Newest(ctx); {
+		case err == nil:
 			return fmt.Errorf("there is no key store in %s, but the anchor in %s remembers one: restore the store, or name its directory", o.Store, o.Anchor)
+		case !errors.Is(err, keyd.ErrNoObject):
+			return fmt.Errorf("there is no key store in %s, and whether the anchor in %s remembers one is not known: %w", o.Store, o.Anchor, err)
 		}
 		log.Warn("there is no key store; making one", "store", o.Store)
 	}
@@ -198,7 +207,7 @@ func (o Options) apart() error {
 	if err != nil {
 		return err
 	}
-	for _, path := range append(append(o.kmsPaths(), o.Anchor), o.Beside...) {
+	for _, path := range append(append(o.kmsPaths(), o.anchorDir()), o.Beside...) {
 		if path == "" {
 			continue
 		}
