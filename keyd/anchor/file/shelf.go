@@ -13,7 +13,8 @@ import (
 )
 
 // Shelf is a directory of anchors, a directory each, which a keyd keeps for
-// others. It is safe for concurrent use.
+// others, and which no other process uses meanwhile. It is safe for concurrent
+// use.
 type Shelf struct {
 	dir string
 
@@ -69,7 +70,7 @@ func (s *Shelf) Anchor(name string, create bool) (ledger.Anchor, error) {
 	if a := s.anchors[name]; a != nil {
 		return a, nil
 	}
-	a, err := Open(Options{Dir: filepath.Join(s.dir, name), Create: create})
+	a, err := Open(Options{Dir: filepath.Join(s.dir, name), Create: create, Exclusive: true})
 	if !create && errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(s.dir); err != nil {
 			return nil, unavailable(err)
