@@ -166,11 +166,16 @@ func (k *Keyd) Stop() {
 	k.server = nil
 }
 
+// TryRestart is Restart for a keyd that may refuse to start.
+func (k *Keyd) TryRestart() error {
+	k.Stop()
+	return k.start(false)
+}
+
 // Restart starts a stopped keyd over the same files.
 func (k *Keyd) Restart(t testing.TB) {
 	t.Helper()
-	k.Stop()
-	if err := k.start(false); err != nil {
+	if err := k.TryRestart(); err != nil {
 		t.Fatal(err)
 	}
 }
