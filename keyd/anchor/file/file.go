@@ -63,7 +63,7 @@ type Options struct {
 }
 
 // ErrInUse: another process has the anchor for itself.
-var ErrInUse = errors.New("another keyd uses the anchor")
+var ErrInUse = errors.New("the anchor is locked by another keyd")
 
 // Anchor is a ledger.Anchor in a directory. Any number of processes may use
 // one directory at once.
