@@ -24,6 +24,7 @@ const requestID = "case-2026-0117"
 const (
 	exitErased      = 10
 	exitBadEvidence = 30
+	exitResidue     = 31
 )
 
 func raise(ctx context.Context, s *stage) (err error) {
@@ -66,9 +67,12 @@ func raise(ctx context.Context, s *stage) (err error) {
 	return nil
 }
 
+// data is the daemon's directory.
+func (s *stage) data() string { return filepath.Join(s.dir, "keyd") }
+
 // startKeyd starts the daemon, with the data that it had before if it had any.
-func (s *stage) startKeyd(ctx context.Context) (err error) {
-	s.keyd, err = startKeyd(ctx, filepath.Join(s.bin, "keyd"), filepath.Join(s.dir, "keyd"))
+func (s *stage) startKeyd(ctx context.Context, flags ...string) (err error) {
+	s.keyd, err = startKeyd(ctx, filepath.Join(s.bin, "keyd"), s.data(), flags...)
 	return err
 }
 
@@ -320,6 +324,7 @@ func destroy(ctx context.Context, s *stage) error {
 		return err
 	}
 	s.destroyed = time.Now()
+	s.gone[in.tenant+"/"+erasedSubject] = true
 	s.tell("lethe destroy: durable, logged, anchored, acknowledged.")
 	answer, _, _ := strings.Cut(string(out), "receipt:")
 	s.quote(answer)
@@ -423,7 +428,7 @@ func unpushed(ctx context.Context, s *stage) error {
 }
 
 // erasedForNewcomers checks with a fresh client process that every record of
-// hers is refused as erased and everybody else's opens.
+// those who are gone is refused as erased and everybody else's opens.
 func (s *stage) erasedForNewcomers() error {
 	c, err := startClient(s.keyd.target())
 	if err != nil {
@@ -434,7 +439,7 @@ func (s *stage) erasedForNewcomers() error {
 	others := make(map[string]bool)
 	for _, in := range s.inputs {
 		err := in.records(func(p *piece) error {
-			if p.subject == erasedSubject {
+			if s.gone[in.tenant+"/"+p.subject] {
 				refused++
 				return refuses(c, in, p)
 			}
@@ -446,11 +451,15 @@ func (s *stage) erasedForNewcomers() error {
 			return err
 		}
 	}
-	if refused == 0 || len(others) < 3 {
+	if refused == 0 || len(others) < 2 {
 		return errors.New("too little was tried")
 	}
-	s.tell("A new client process: her %s are refused as erased; the %s of %d others open, byte for byte.",
-		count(refused, "record"), count(opened, "record"), len(others))
+	whose := "her"
+	if len(s.gone) > 1 {
+		whose = "the " + count(len(s.gone), "person") + "'s"
+	}
+	s.tell("A new client process: %s %s are refused as erased; the %s of %d others open, byte for byte.",
+		whose, count(refused, "record"), count(opened, "record"), len(others))
 	return nil
 }
 

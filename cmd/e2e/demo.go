@@ -36,6 +36,9 @@ var acts = []act{
 	{"Nor after keyd is killed and started again", restart},
 	{"A memory blended from three people outlives two of them, and no more", blend},
 	{"The receipt verifies offline, and not once a bit of it is changed", proof},
+	{"A backup is restored, and brings nobody back", restore},
+	{"The epoch is turned, and its root dies", turn},
+	{"Now the backup opens nothing, whoever has it and the KMS; the receipt is final", final},
 }
 
 // stage is what the acts share.
@@ -46,6 +49,7 @@ type stage struct {
 	keyd   *keydProcess
 	app    *sdk.Client // the application that seals and opens
 	inputs []*input
+	gone   map[string]bool // who is erased: tenant/subject
 
 	listening *clientProcess // a client that revocations reach
 	witness   *relay         // before it: sees that they do
@@ -59,14 +63,35 @@ type stage struct {
 	receipt      string // file
 	verifierKey  string // file
 
+	old     string       // directory: the store and the anchor, as old as the backup
+	backup  string       // file
+	next    sealedRecord // of the person who is erased after the backup
+	deadKey string       // key id of that person's
+
+	// Of the restore drill.
+	people     []*drillPerson
+	checkpoint []byte // after the destructions
+
 	cleanUps []func()
 }
 
 // cleanUp has fn called at the end, last come first served.
 func (s *stage) cleanUp(fn func()) { s.cleanUps = append(s.cleanUps, fn) }
 
-// demo plays all acts, and fails with the first of them that fails.
-func demo(ctx context.Context, bin string, out io.Writer) (err error) {
+// sealedRecord is a record and the input that it is from.
+type sealedRecord struct {
+	in *input
+	p  *piece
+}
+
+// demo tells the story of an erasure.
+func demo(ctx context.Context, bin string, out io.Writer) error {
+	return perform(ctx, acts, bin, "lethe-demo-", out)
+}
+
+// perform plays all acts in a temporary directory, and fails with the first of
+// them that fails.
+func perform(ctx context.Context, acts []act, bin, tempName string, out io.Writer) (err error) {
 	bin, err = filepath.Abs(bin)
 	if err != nil {
 		return err
@@ -76,11 +101,11 @@ func demo(ctx context.Context, bin string, out io.Writer) (err error) {
 			return fmt.Errorf("%w (build it first)", err)
 		}
 	}
-	dir, err := os.MkdirTemp("", "lethe-demo-")
+	dir, err := os.MkdirTemp("", tempName)
 	if err != nil {
 		return err
 	}
-	s := &stage{story: newStory(out), bin: bin, dir: dir}
+	s := &stage{story: newStory(out), bin: bin, dir: dir, gone: make(map[string]bool)}
 	s.cleanUp(func() { err = errors.Join(err, os.RemoveAll(dir)) })
 	defer func() {
 		for i := len(s.cleanUps) - 1; i >= 0; i-- {

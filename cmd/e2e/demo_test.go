@@ -16,8 +16,14 @@ import (
 // temporary files of its own.
 func startDemo(t *testing.T, binDir string) (cmd *exec.Cmd, out *bytes.Buffer, temp string) {
 	t.Helper()
+	return startActs(t, "demo", binDir)
+}
+
+// startActs starts the demo or the drill.
+func startActs(t *testing.T, which, binDir string) (cmd *exec.Cmd, out *bytes.Buffer, temp string) {
+	t.Helper()
 	temp, out = tempDir(t), new(bytes.Buffer)
-	cmd = exec.CommandContext(t.Context(), filepath.Join(bin, "e2e"), "demo", "--bin", binDir)
+	cmd = exec.CommandContext(t.Context(), filepath.Join(bin, "e2e"), which, "--bin", binDir)
 	cmd.Env = append(os.Environ(), "TMPDIR="+temp)
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Start(); err != nil {
@@ -62,6 +68,45 @@ func TestDemo(t *testing.T) {
 	leavesNothing(t, temp)
 }
 
+// TestDrill runs the restore drill, and then with a lethe that lies.
+func TestDrill(t *testing.T) {
+	cmd, out, temp := startActs(t, "drill", bin)
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for i := range drillActs {
+		if !strings.Contains(out.String(), fmt.Sprintf("\n%d. %s\n", i+1, drillActs[i].title)) {
+			t.Errorf("act %d was not played", i+1)
+		}
+	}
+	leavesNothing(t, temp)
+	for script, act := range map[string]int{
+		`[ "$1 $2" = "restore --replay" ] && exit 0`: 3,
+		`[ "$1" = backup ] && exit 0`:                3,
+	} {
+		cmd, out, temp := startActs(t, "drill", lyingLethe(t, script))
+		if err := cmd.Wait(); err == nil || !strings.Contains(out.String(), fmt.Sprintf("e2e: act %d: ", act)) {
+			t.Errorf("with %q: %v\n%s", script, err, out)
+		}
+		leavesNothing(t, temp)
+	}
+}
+
+// lyingLethe is a directory with the true keyd, and a lethe that runs a script
+// first.
+func lyingLethe(t *testing.T, script string) (dir string) {
+	t.Helper()
+	dir = tempDir(t)
+	if err := os.Symlink(filepath.Join(bin, "keyd"), filepath.Join(dir, "keyd")); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("#!/bin/sh\n%s\nexec %s \"$@\"\n", script, filepath.Join(bin, "lethe"))
+	if err := os.WriteFile(filepath.Join(dir, "lethe"), []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // TestDemoInterrupted interrupts the demo at several points.
 func TestDemoInterrupted(t *testing.T) {
 	for _, title := range []string{acts[0].title, acts[1].title, acts[6].title} {
@@ -94,19 +139,13 @@ func TestDemoChecksItsClaims(t *testing.T) {
 		"verifies every receipt": {`[ "$1 $2" = "receipt verify" ] && exit 0`, 11},
 		"destroys nothing":       {`[ "$1" = destroy ] && exit 0`, 5},
 		"seals nothing":          {`[ "$1" = seal ] && for a; do f=$prev; prev=$a; done && cp "$prev" "$f" && exit 0`, 2},
+		"replays nothing":        {`[ "$1 $2" = "restore --replay" ] && exit 0`, 12},
+		"finds nothing":          {`[ "$1 $2" = "audit residue" ] && exit 0`, 14},
 		"opens nothing":          {`[ "$1" = open ] && exit 10`, 3},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			lying := tempDir(t)
-			if err := os.Symlink(filepath.Join(bin, "keyd"), filepath.Join(lying, "keyd")); err != nil {
-				t.Fatal(err)
-			}
-			text := fmt.Sprintf("#!/bin/sh\n%s\nexec %s \"$@\"\n", lie.script, filepath.Join(bin, "lethe"))
-			if err := os.WriteFile(filepath.Join(lying, "lethe"), []byte(text), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			cmd, out, temp := startDemo(t, lying)
+			cmd, out, temp := startDemo(t, lyingLethe(t, lie.script))
 			if err := cmd.Wait(); err == nil || !strings.Contains(out.String(), fmt.Sprintf("e2e: act %d: ", lie.act)) {
 				t.Errorf("with a lethe that %s: %v\n%s", what, err, out)
 			}

@@ -1,6 +1,6 @@
 // Command e2e runs the real binaries against each other. "e2e demo" tells the
-// story of one erasure and checks every claim that it makes; the package's
-// tests go further.
+// story of one erasure and checks every claim that it makes; "e2e drill" is the
+// restore drill; the package's tests go further.
 package main
 
 import (
@@ -16,6 +16,8 @@ import (
 
 const usage = `usage:
   e2e demo --bin DIR    seal, open, destroy and prove, with DIR/keyd and DIR/lethe
+  e2e drill --bin DIR   the restore drill, on a scratch deployment: whoever is
+                        destroyed stays so after each way of restoring
   e2e client TARGET     a client of the keyd at TARGET that obeys the lines of
                         JSON on its standard input; the demo starts these
 `
@@ -47,6 +49,8 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 	switch {
 	case args[0] == "demo" && flags.NArg() == 0:
 		return demo(ctx, *bin, out)
+	case args[0] == "drill" && flags.NArg() == 0:
+		return drill(ctx, *bin, out)
 	case args[0] == "client" && flags.NArg() == 1:
 		return serveClient(ctx, flags.Arg(0), in, out)
 	}
