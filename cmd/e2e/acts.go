@@ -71,8 +71,16 @@ func raise(ctx context.Context, s *stage) (err error) {
 func (s *stage) data() string { return filepath.Join(s.dir, "keyd") }
 
 // startKeyd starts the daemon, with the data that it had before if it had any.
-func (s *stage) startKeyd(ctx context.Context, flags ...string) (err error) {
-	s.keyd, err = startKeyd(ctx, filepath.Join(s.bin, "keyd"), s.data(), flags...)
+func (s *stage) startKeyd(ctx context.Context, flags ...string) error {
+	return s.startKeydOn(ctx, s.data(), flags...)
+}
+
+// startKeydOn starts the daemon on a directory.
+func (s *stage) startKeydOn(ctx context.Context, data string, flags ...string) error {
+	k, err := startKeyd(ctx, filepath.Join(s.bin, "keyd"), data, flags...)
+	if err == nil {
+		s.keyd = k
+	}
 	return err
 }
 

@@ -145,7 +145,7 @@ func (s *stage) comesBack(ctx context.Context, data string) error {
 	}
 	s.tell("lethe restore --replay:")
 	s.quote(string(out))
-	if s.keyd, err = startKeyd(ctx, filepath.Join(s.bin, "keyd"), data); err != nil {
+	if err := s.startKeydOn(ctx, data); err != nil {
 		return err
 	}
 	defer s.keyd.kill()
