@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"io/fs"
@@ -131,5 +132,30 @@ func TestAuditResidueOfADamagedStore(t *testing.T) {
 	// Named, the key is found in the bytes all the same.
 	if r := c.run("", "audit", "residue", "--store", dir, "--key-id", hex.EncodeToString([]byte(strings.Repeat("k", 16)))); r.code != exitResidue {
 		t.Errorf("exit code %d: %s", r.code, r.err)
+	}
+}
+
+// A table keeps only the part of a key in which it differs from another: a key
+// id of which it keeps a byte is found all the same.
+func TestAuditResidueOfAKeyThatIsCut(t *testing.T) {
+	c := offlineCLI(t)
+	dir := newStore(c, "store", false)
+	s, err := badger.Open(badger.Options{Dir: dir, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := strings.Repeat("k", 15) + "l"
+	err = putAll(t.Context(), s.Update, map[string]proto.Message{
+		"w\x00\x00\x00\x07D" + strings.Repeat("o", 32) + id: &storev1.Wrapped{KekId: make([]byte, 16), Ciphertext: bytes.Repeat([]byte{1}, 72)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r := c.run("", "audit", "residue", "--store", dir, "--key-id", hex.EncodeToString([]byte(id)))
+	if r.code != exitResidue || strings.Count(r.out, hex.EncodeToString([]byte(id))) == 0 {
+		t.Errorf("exit code %d\n%s\n%s", r.code, r.out, r.err)
 	}
 }
