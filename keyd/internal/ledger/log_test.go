@@ -314,6 +314,28 @@ func TestSigner(t *testing.T) {
 	}
 }
 
+// A checkpoint is of the tree that it was asked for, whichever was asked for
+// before, and belongs to whoever asked.
+func TestCheckpointsAreKeptApart(t *testing.T) {
+	s := signer(t, 1)
+	fresh := func(size uint64, root byte) string {
+		c, err := signer(t, 1).Checkpoint(size, [32]byte{root})
+		must(t, "Checkpoint", err)
+		return string(c)
+	}
+	for _, x := range []struct {
+		size uint64
+		root byte
+	}{{7, 1}, {7, 1}, {7, 2}, {8, 2}, {7, 1}} {
+		c, err := s.Checkpoint(x.size, [32]byte{x.root})
+		must(t, "Checkpoint", err)
+		if want := fresh(x.size, x.root); string(c) != want {
+			t.Errorf("of size %d, root %d:\n%s\nwant\n%s", x.size, x.root, c, want)
+		}
+		clear(c)
+	}
+}
+
 func BenchmarkAppend(b *testing.B) {
 	for _, n := range []int{1, 64} {
 		b.Run(name("group=%d", n), func(b *testing.B) {

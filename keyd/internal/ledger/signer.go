@@ -4,6 +4,8 @@ import (
 	"crypto/ed25519"
 	"encoding/hex"
 	"fmt"
+	"slices"
+	"sync/atomic"
 
 	"golang.org/x/mod/sumdb/note"
 
@@ -22,6 +24,14 @@ type Signer struct {
 	origin string
 	vkey   string
 	note   noteSigner
+	last   atomic.Pointer[signed]
+}
+
+// signed is a checkpoint that was signed. It is immutable.
+type signed struct {
+	size       uint64
+	root       [32]byte
+	checkpoint []byte
 }
 
 // NewSigner makes the signer of a 32-byte Ed25519 seed (RFC 8032). The seed is
@@ -51,9 +61,19 @@ func (s *Signer) VerifierKey() string { return s.vkey }
 // Checkpoint returns the signed checkpoint of a tree, in the form of C2SP
 // tlog-checkpoint. Signing a tree that is no prefix of every other tree ever
 // signed destroys the ledger's worth; the caller passes only roots of its store.
+//
+// The newest one is kept: all receipts of one group are of one tree.
 func (s *Signer) Checkpoint(size uint64, root [32]byte) ([]byte, error) {
+	if last := s.last.Load(); last != nil && last.size == size && last.root == root {
+		return slices.Clone(last.checkpoint), nil
+	}
 	c := receipt.Checkpoint{Origin: s.origin, Size: size, Root: root}
-	return note.Sign(&note.Note{Text: c.Text()}, s.note)
+	b, err := note.Sign(&note.Note{Text: c.Text()}, s.note)
+	if err != nil {
+		return nil, err
+	}
+	s.last.Store(&signed{size, root, slices.Clone(b)})
+	return b, nil
 }
 
 // noteSigner is a note.Signer that never spells out the private key.
