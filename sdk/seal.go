@@ -29,7 +29,7 @@ func (c *Client) AppendSeal(ctx context.Context, dst []byte, t Target, plaintext
 	k := leaseKey{tenant: t.Tenant, subject: t.Subject, class: t.Class, purpose: keydv1.Purpose_PURPOSE_SEAL}
 	if l := c.table.get(&k); l != nil && l.checkSeal() == nil {
 		l.markFound()
-		if blob, err := l.sealer.Append(dst, plaintext, t.Context); err == nil {
+		if blob, err := l.sealer.AppendChecked(dst, plaintext, t.Context); err == nil {
 			return blob, nil
 		}
 	}

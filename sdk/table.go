@@ -1,6 +1,7 @@
 package sdk
 
 import (
+	"encoding/binary"
 	"hash/maphash"
 	"math/bits"
 	"strings"
@@ -59,9 +60,19 @@ func (t *table) bucket(hash uint64) *atomic.Pointer[node] {
 	return &t.buckets[hash&uint64(len(t.buckets)-1)]
 }
 
+// hash mixes hashes of the strings, which alone tell most keys apart, with the
+// rest. It is several times as fast as maphash.Comparable.
+func (t *table) hash(k *leaseKey) uint64 {
+	h := maphash.String(t.seed, k.subject)
+	h = h*31 + maphash.String(t.seed, k.class)
+	h = h*31 + maphash.String(t.seed, k.tenant)
+	h = h*31 + binary.LittleEndian.Uint64(k.id[:]) + k.bucket
+	return h*31 + uint64(k.purpose) + uint64(k.policy)<<8 + uint64(k.classNumber)<<16
+}
+
 // get returns the lease of k, or nil.
 func (t *table) get(k *leaseKey) *lease {
-	hash := maphash.Comparable(t.seed, *k)
+	hash := t.hash(k)
 	for n := t.bucket(hash).Load(); n != nil; n = n.next.Load() {
 		if n.hash == hash && n.lease.key == *k {
 			return n.lease
@@ -72,7 +83,7 @@ func (t *table) get(k *leaseKey) *lease {
 
 // put adds l, whose key is not in the table.
 func (t *table) put(l *lease) {
-	n := &node{hash: maphash.Comparable(t.seed, l.key), lease: l}
+	n := &node{hash: t.hash(&l.key), lease: l}
 	head := t.bucket(n.hash)
 	n.next.Store(head.Load())
 	head.Store(n)
@@ -81,7 +92,7 @@ func (t *table) put(l *lease) {
 // remove takes l out. A reader that stands on its node still finds the rest of
 // the chain.
 func (t *table) remove(l *lease) {
-	at := t.bucket(maphash.Comparable(t.seed, l.key))
+	at := t.bucket(t.hash(&l.key))
 	for n := at.Load(); n != nil; n = at.Load() {
 		if n.lease == l {
 			at.Store(n.next.Load())

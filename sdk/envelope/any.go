@@ -42,7 +42,7 @@ func (s *Sealer) draw(keys *contentKeys, f Form, bound Context) (*encodedHeader,
 		for i := range h.Wrapped {
 			pre := (*[xaesPrefixSize]byte)(h.Wrapped[i][:])
 			rand.Read(pre[:])
-			aead, err := newXAES(&s.m.wrap[i].key, pre)
+			aead, err := xaesOnce(&s.m.wrap[i].key, pre)
 			if err != nil {
 				return err
 			}
@@ -65,7 +65,7 @@ func (s *Sealer) appendAny(dst, plaintext []byte, bound Context) ([]byte, error)
 	}
 	var pre [xaesPrefixSize]byte
 	rand.Read(pre[:])
-	aead, err := newXAES(&keys.payload[OneShot], &pre)
+	aead, err := xaesOnce(&keys.payload[OneShot], &pre)
 	if err != nil {
 		return dst, err
 	}
@@ -108,7 +108,7 @@ func (o *Opener) unwrap(keys *contentKeys, h *Header, i int) error {
 			if o.m.wrap[j].id != h.Recipients[i] || o.m.wrap[j].gone {
 				continue
 			}
-			aead, err := newXAES(&o.m.wrap[j].key, pre)
+			aead, err := xaesOnce(&o.m.wrap[j].key, pre)
 			if err != nil {
 				return err
 			}

@@ -1,6 +1,7 @@
 package envelope
 
 import (
+	"crypto/cipher"
 	"crypto/hmac"
 	"crypto/sha256"
 	"hash"
@@ -98,6 +99,8 @@ type material struct {
 	mu   sync.Mutex
 	keys contentKeys // Single and All
 	wrap []wrapKey   // Any
+	// oneShot derives from keys.payload[OneShot]; nil until it is needed.
+	oneShot *xaes
 }
 
 // wrapKey wraps the content keys of ANY blobs for one recipient.
@@ -177,6 +180,27 @@ func (m *material) forget(id KeyID) {
 	}
 }
 
+// oneShotAEAD returns the AEAD of a prefix of one-shot blobs. It fails with
+// ErrWiped when the secrets are gone.
+func (m *material) oneShotAEAD(prefix *[xaesPrefixSize]byte) (cipher.AEAD, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead.Load() {
+		return nil, ErrWiped
+	}
+	return m.deriveOneShot(prefix)
+}
+
+// deriveOneShot is oneShotAEAD for one who is within use.
+func (m *material) deriveOneShot(prefix *[xaesPrefixSize]byte) (_ cipher.AEAD, err error) {
+	if m.oneShot == nil {
+		if m.oneShot, err = newXAES(&m.keys.payload[OneShot]); err != nil {
+			return nil, err
+		}
+	}
+	return m.oneShot.aead(prefix)
+}
+
 // wipe zeroes the secrets. The key schedules inside the standard library's
 // ciphers and MACs cannot be zeroed; the references to them are dropped.
 func (m *material) wipe() {
@@ -185,6 +209,10 @@ func (m *material) wipe() {
 	defer m.mu.Unlock()
 	m.keys.wipe()
 	clear(m.wrap)
+	if m.oneShot != nil {
+		m.oneShot.wipe()
+		m.oneShot = nil
+	}
 	for i := range m.macs {
 		m.macs[i].Store(nil)
 	}

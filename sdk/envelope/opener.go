@@ -104,11 +104,7 @@ func (o *Opener) AppendBy(dst, blob []byte, bound Context) ([]byte, KeyID, error
 	aead := o.cache.get(p.prefix)
 	known := aead != nil
 	if !known {
-		err := o.m.use(func() (err error) {
-			aead, err = newXAES(&o.m.keys.payload[OneShot], p.prefix)
-			return err
-		})
-		if err != nil {
+		if aead, err = o.m.oneShotAEAD(p.prefix); err != nil {
 			return dst, KeyID{}, err
 		}
 	}
@@ -240,7 +236,7 @@ func (o *Opener) appendAny(dst, blob []byte, bound Context) ([]byte, KeyID, erro
 	if err != nil {
 		return dst, KeyID{}, err
 	}
-	aead, err := newXAES(&keys.payload[OneShot], p.prefix)
+	aead, err := xaesOnce(&keys.payload[OneShot], p.prefix)
 	if err != nil {
 		return dst, KeyID{}, err
 	}

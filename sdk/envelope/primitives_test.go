@@ -38,10 +38,9 @@ func (h hexBytes) MarshalText() ([]byte, error) { return []byte(hex.EncodeToStri
 // sealXAES is XAES-256-GCM with a nonce that is given.
 func sealXAES(t testing.TB, key secretKey, nonce, plain, ad []byte) []byte {
 	t.Helper()
-	block := must[cipher.Block](t)(aes.NewCipher(key[:]))
-	var derived secretKey
-	deriveXAES(&derived, block, (*[xaesPrefixSize]byte)(nonce))
-	block = must[cipher.Block](t)(aes.NewCipher(derived[:]))
+	x := must[*xaes](t)(newXAES(&key))
+	x.derive((*[xaesPrefixSize]byte)(nonce))
+	block := must[cipher.Block](t)(aes.NewCipher(x.derived[:]))
 	return must[cipher.AEAD](t)(cipher.NewGCM(block)).Seal(nil, nonce[xaesPrefixSize:], plain, ad)
 }
 
@@ -65,17 +64,16 @@ func TestXAESVectors(t *testing.T) {
 		t.Fatal("vectors are missing")
 	}
 	for _, v := range file.Vectors {
-		block := must[cipher.Block](t)(aes.NewCipher(v.Key))
-		var derived secretKey
-		deriveXAES(&derived, block, (*[xaesPrefixSize]byte)([]byte(v.Nonce)))
-		if !bytes.Equal(derived[:], v.DerivedKey) || v.Nonce[xaesPrefixSize:] != string(v.DerivedNonce) {
-			t.Fatalf("derived %x, want %x", derived, v.DerivedKey)
-		}
 		key := secretKey(v.Key)
+		x := must[*xaes](t)(newXAES(&key))
+		x.derive((*[xaesPrefixSize]byte)([]byte(v.Nonce)))
+		if !bytes.Equal(x.derived[:], v.DerivedKey) || v.Nonce[xaesPrefixSize:] != string(v.DerivedNonce) {
+			t.Fatalf("derived %x, want %x", x.derived, v.DerivedKey)
+		}
 		if got := sealXAES(t, key, []byte(v.Nonce), []byte(v.Plain), []byte(v.AD)); !bytes.Equal(got, v.Sealed) {
 			t.Fatalf("sealed to %x, want %x", got, v.Sealed)
 		}
-		aead := must[cipher.AEAD](t)(newXAES(&key, (*[xaesPrefixSize]byte)([]byte(v.Nonce))))
+		aead := must[cipher.AEAD](t)(xaesOnce(&key, (*[xaesPrefixSize]byte)([]byte(v.Nonce))))
 		got, err := aead.Open(nil, nil, append([]byte(v.Nonce[xaesPrefixSize:]), v.Sealed...), []byte(v.AD))
 		if err != nil || string(got) != v.Plain {
 			t.Fatalf("opened to %q, %v", got, err)
@@ -95,7 +93,7 @@ func TestXAESVectors(t *testing.T) {
 		ad := read(int(read(1)[0]))
 		sealed := sealXAES(t, key, nonce, plain, ad)
 		sum.Write(sealed)
-		aead := must[cipher.AEAD](t)(newXAES(&key, (*[xaesPrefixSize]byte)(nonce)))
+		aead := must[cipher.AEAD](t)(xaesOnce(&key, (*[xaesPrefixSize]byte)(nonce)))
 		if got, err := aead.Open(nil, nil, append(nonce[xaesPrefixSize:], sealed...), ad); err != nil || !bytes.Equal(got, plain) {
 			t.Fatal(err)
 		}

@@ -92,12 +92,21 @@ func (s *Sealer) Overhead(bound Context) int {
 // plaintext must not overlap dst's unused capacity. It fails with ErrTooLarge,
 // ErrWiped or the error of Options.Check; dst is then returned as it was.
 func (s *Sealer) Append(dst, plaintext []byte, bound Context) ([]byte, error) {
+	if err := s.admit(); err != nil {
+		return dst, err
+	}
+	return s.AppendChecked(dst, plaintext, bound)
+}
+
+// AppendChecked is Append for a caller who knows, since a moment ago, what
+// Options.Check would say, and spares asking twice.
+func (s *Sealer) AppendChecked(dst, plaintext []byte, bound Context) ([]byte, error) {
 	defer runtime.KeepAlive(s)
 	if len(plaintext) > MaxPlaintext {
 		return dst, ErrTooLarge
 	}
-	if err := s.admit(); err != nil {
-		return dst, err
+	if s.m.dead.Load() {
+		return dst, ErrWiped
 	}
 	if s.policy == Any {
 		return s.appendAny(dst, plaintext, bound)
@@ -157,7 +166,7 @@ func (s *Sealer) replace(old *prefix, cost int64) (*prefix, error) {
 	p.front = append(slices.Clip(s.encoded[OneShot][0].raw), p.bytes[:]...)
 	p.used.Store(cost)
 	err := s.m.use(func() (err error) {
-		p.aead, err = newXAES(&s.m.keys.payload[OneShot], &p.bytes)
+		p.aead, err = s.m.deriveOneShot(&p.bytes)
 		if err == nil {
 			s.current.Store(p)
 		}

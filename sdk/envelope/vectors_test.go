@@ -3,7 +3,6 @@ package envelope
 import (
 	"bytes"
 	"context"
-	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
 	"crypto/sha256"
@@ -305,10 +304,10 @@ func (v *blobVector) fill(t testing.TB, blob []byte) {
 	}
 	if h.Form == OneShot {
 		v.Nonce = rest[:xaesNonceSize]
-		block := must[cipher.Block](t)(aes.NewCipher(v.PayloadKey))
-		var key secretKey
-		deriveXAES(&key, block, (*[xaesPrefixSize]byte)(v.Nonce))
-		v.GCMKey = key[:]
+		key := secretKey(v.PayloadKey)
+		x := must[*xaes](t)(newXAES(&key))
+		x.derive((*[xaesPrefixSize]byte)(v.Nonce))
+		v.GCMKey = x.derived[:]
 	} else {
 		v.Nonce = rest[1:streamHeaderSize]
 		v.GCMKey = must[[]byte](t)(hkdf.Key(sha256.New, v.PayloadKey, v.Nonce[:saltSize], string(hash[:]), KeySize))
@@ -337,7 +336,7 @@ func contentKeyOf(t testing.TB, h *Header, keys []*Key) (content secretKey) {
 			if err := deriveKey(&wrap, k.Secret[:], Info(labelWrap)); err != nil {
 				t.Fatal(err)
 			}
-			aead := must[cipher.AEAD](t)(newXAES(&wrap, (*[xaesPrefixSize]byte)(h.Wrapped[i][:])))
+			aead := must[cipher.AEAD](t)(xaesOnce(&wrap, (*[xaesPrefixSize]byte)(h.Wrapped[i][:])))
 			return secretKey(must[[]byte](t)(aead.Open(nil, nil, h.Wrapped[i][xaesPrefixSize:], data.at(i))))
 		}
 	}

@@ -443,11 +443,11 @@ func (g *generator) splitWrap(base string) []byte {
 		}
 		pre := (*[xaesPrefixSize]byte)(h.Wrapped[i][:])
 		copy(pre[:], g.bytes(xaesPrefixSize))
-		aead := must[cipher.AEAD](g.t)(newXAES(&s.m.wrap[i].key, pre))
+		aead := must[cipher.AEAD](g.t)(xaesOnce(&s.m.wrap[i].key, pre))
 		aead.Seal(h.Wrapped[i][:xaesPrefixSize], nil, k[:], data.at(i))
 	}
 	pre := [xaesPrefixSize]byte(g.bytes(xaesPrefixSize))
-	aead := must[cipher.AEAD](g.t)(newXAES(&second.payload[OneShot], &pre))
+	aead := must[cipher.AEAD](g.t)(xaesOnce(&second.payload[OneShot], &pre))
 	return sealOneShot(nil, pattern(37), encode(&h), 0, &pre, aead)
 }
 
