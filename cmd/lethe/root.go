@@ -121,7 +121,7 @@ key for good, and shows and verifies the evidence of that. It talks to keyd.`,
 	add("people", a.destroyCommand(), a.cancelCommand(), a.subjectCommand(), a.holdCommand())
 	add("evidence", a.receiptCommand(), a.ledgerCommand(), a.epochCommand(), a.auditCommand())
 	add("setup", a.tenantCommand(), a.classCommand(), a.statusCommand())
-	add("operations", a.backupCommand(), a.restoreCommand())
+	add("operations", a.backupCommand(), a.restoreCommand(), a.benchCommand())
 	root.AddCommand(a.versionCommand(), exitCodesTopic())
 	return root
 }
