@@ -4,7 +4,7 @@ TOOL := $(GO) tool -modfile=tools/go.mod
 # Generated code is not ours to check.
 CHECKED := $(shell $(GO) list ./... | grep -v /proto/keyd/)
 
-.PHONY: build demo test deps vet staticcheck unit pkcs11 e2e vectors fuzz gen gen-check proto-check lint bench clean
+.PHONY: build demo test deps vet staticcheck unit pkcs11 e2e vectors fuzz gen gen-check proto-check lint bench bench-quick bench-scale bench-test clean
 
 TAGS ?=
 build: ## keyd and lethe into bin/; with TAGS=pkcs11, keyd on PKCS#11 tokens too
@@ -58,6 +58,22 @@ proto-check: ## lint, and no change that breaks what main promised
 
 lint: ## golangci-lint; the first run builds it, which takes minutes
 	$(GO) tool -modfile=tools/lint/go.mod golangci-lint run
+
+# Reports go to bench/results: see bench/README.md. They are in a module of
+# their own, so that the peers stay out of the product; its first build takes
+# minutes.
+bench: ## measure against the limit and beside the peers; under 15 minutes on two cores
+	cd bench && $(GO) build -o ../bin/bench . && ../bin/bench -profile full -o results
+
+bench-quick: ## the same with fewer rounds, into out/; under two minutes
+	cd bench && $(GO) build -o ../bin/bench . && ../bin/bench -profile quick -o ../out
+
+BENCH_SUBJECTS ?= 10000000
+bench-scale: ## one keyd with BENCH_SUBJECTS subjects; takes long, and some GB of disk
+	cd bench && $(GO) build -o ../bin/bench . && ../bin/bench -profile scale -subjects $(BENCH_SUBJECTS) -o results
+
+bench-test: ## the bench's own tests
+	cd bench && $(GO) vet ./... && $(GO) test ./...
 
 clean:
 	rm -rf bin out
