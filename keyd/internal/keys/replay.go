@@ -249,6 +249,7 @@ func (p *replay) commit(ctx context.Context, batch []item) error {
 		return err
 	}
 	k.ledgerSize.Store(head.Size)
+	k.lastStated.Store(head.Time.UnixMilli())
 	for _, it := range batch {
 		if it.s.Kind == receipt.TenantCreated {
 			p.done.LostTenants = append(p.done.LostTenants, it.s.Tenant)

@@ -248,6 +248,11 @@ func TestGuaranteeNoWayBack(t *testing.T) {
 		t.Errorf("classes: %v, %v", classes, err)
 	}
 
+	// It says of itself what it is.
+	if c := r.Status(ctx).Components[0]; !c.Healthy || !strings.Contains(c.Detail, "restored at") || !strings.Contains(c.Detail, "from a backup of") {
+		t.Errorf("the store's status: %v", c)
+	}
+
 	// And it goes on as any other store: it can be closed, opened, backed up.
 	r.destroy("bob's neighbour", "y1")
 	r.close()
@@ -316,6 +321,70 @@ func TestReplayTwice(t *testing.T) {
 	done := r.replay(keys.ReplayOptions{})
 	if done.From != size || done.To != size || r.LedgerSize() != size {
 		t.Errorf("a second replay: %+v, size %d", done, r.LedgerSize())
+	}
+}
+
+// TestRestoredTwice: of two copies of a store that are put back, one goes on;
+// the other has another history from then on, and never serves.
+func TestRestoredTwice(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	r.seal("alice", "memory")
+	rows := store.copyRows()
+	r.destroy("alice", "d1")
+	r.close()
+	first := storeOf(rows)
+	r.store = first
+	r.replay(keys.ReplayOptions{})
+	one := r.Keys
+	defer one.Close()
+	rec, err := one.DestroyKey(t.Context(), destroyRequest("bob", "d2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.verify(rec)
+
+	// The second copy lacks what the first has said since, and comes to the same.
+	second := storeOf(rows)
+	r.store = second
+	if _, err := keys.Replay(t.Context(), r.config(), keys.ReplayOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	two, err := keys.Open(t.Context(), r.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer two.Close()
+	// Both serve one history until one of them adds to it.
+	_, errTwo := two.DestroyKey(t.Context(), destroyRequest("carol", "d3"))
+	_, errOne := one.DestroyKey(t.Context(), destroyRequest("dave", "d4"))
+	if (errOne == nil) == (errTwo == nil) {
+		t.Fatalf("two copies at once: %v and %v", errOne, errTwo)
+	}
+	if one.Serving() == nil && two.Serving() == nil {
+		t.Error("both still serve")
+	}
+}
+
+// TestRestoredBesideTheLiveOne: a copy that is put back while the store that it
+// is of goes on elsewhere takes nothing from it that was acknowledged.
+func TestRestoredBesideTheLiveOne(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	k := r.seal("alice", "memory")
+	rows := store.copyRows()
+	r.destroy("alice", "d1")
+	live := r.Keys
+	r.Keys = nil
+	defer live.Close()
+	r.store = storeOf(rows)
+	r.replay(keys.ReplayOptions{})
+	_, err := r.ask(openQuery("acme", "alice", "memory", k))
+	r.want("alice", err, isErased)
+	// The replay began new buckets, or either adds an entry: then one of the
+	// two has another history, and says so.
+	_, errLive := live.DestroyKey(t.Context(), destroyRequest("bob", "d2"))
+	_, errCopy := r.DestroyKey(t.Context(), destroyRequest("carol", "d3"))
+	if errLive == nil && errCopy == nil {
+		t.Error("both were acknowledged")
 	}
 }
 

@@ -180,10 +180,10 @@ func (p *replay) carryOver(ctx context.Context, from, middle, to uint32) error {
 
 // stateEpochs writes, and states, from which epochs keys are read from now on.
 func (p *replay) stateEpochs(ctx context.Context, meta *storev1.Meta, rows map[uint32]*storev1.Epoch, open, draining uint32) error {
-	now := p.k.now()
+	now := p.k.stated()
 	var statements []*receipt.Statement
 	state := func(kind receipt.Kind, e *storev1.Epoch) {
-		s := &receipt.Statement{Kind: kind, Time: now, Epoch: e.Number}
+		s := &receipt.Statement{Kind: kind, Epoch: e.Number}
 		if kind == receipt.EpochCancelled {
 			s.KMS, s.Root = e.KmsKind, e.RootId
 		}
@@ -220,7 +220,10 @@ func (p *replay) stateEpochs(ctx context.Context, meta *storev1.Meta, rows map[u
 		meta.Preparing = 0
 	}
 	o := &op{ctx: ctx, done: make(chan struct{})}
-	o.check = func(Reader, time.Time) (*plan, error) {
+	o.check = func(_ Reader, now time.Time) (*plan, error) {
+		for _, s := range statements {
+			s.Time = now
+		}
 		return &plan{statements: statements, write: func(tx Tx, index uint64) error {
 			for number, i := range cancelled {
 				rows[number].CancelledAt = index + uint64(i) + 1

@@ -19,7 +19,11 @@ func (k *Keys) Status(ctx context.Context) *keydv1.GetStatusResponse {
 		AnchoredSize: k.keeper.Anchored(),
 	}
 	var epoch *storev1.Epoch
+	var meta storev1.Meta
 	err := k.store.View(ctx, func(r Reader) (err error) {
+		if err := getRow(r, metaKey(), &meta); err != nil {
+			return err
+		}
 		if epoch, err = openEpoch(r); err != nil {
 			return err
 		}
@@ -39,7 +43,7 @@ func (k *Keys) Status(ctx context.Context) *keydv1.GetStatusResponse {
 		}
 		s.Components = append(s.Components, c)
 	}
-	add("store", err, "takes writes")
+	add("store", err, "takes writes"+restored(meta.Restore))
 	add("kms", k.ring.health(), k.kms.Kind())
 	code, where := k.anchor.Domain()
 	anchorErr := k.Serving()
@@ -50,6 +54,20 @@ func (k *Keys) Status(ctx context.Context) *keydv1.GetStatusResponse {
 	detail, err := k.epochHealth(ctx)
 	add("epochs", err, detail)
 	return s
+}
+
+// restored says of a store that was put back what that means for whoever looks
+// for a key: what was first used between the backup and the restore is lost.
+func restored(r *storev1.Restore) string {
+	if r == nil || r.DoneMs == 0 {
+		return ""
+	}
+	at := func(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC3339) }
+	from := "an older copy of itself"
+	if r.BackupMs != 0 {
+		from = "a backup of " + at(r.BackupMs)
+	}
+	return "; restored at " + at(r.DoneMs) + " from " + from + ": keys that were first used in between are lost, and unknown"
 }
 
 // Serving returns why keyd must not serve, or nil: its history and the
