@@ -206,11 +206,11 @@ func (c *closingSet) mark(subjects []string) (unmark func()) {
 	}
 }
 
-// empty reports whether no destruction is being committed: nobody has to wait.
-func (c *closingSet) empty() bool { return c.n.Load() == 0 }
-
 // wait returns when the subject is not being destroyed.
 func (c *closingSet) wait(ctx context.Context, subject string) error {
+	if c.n.Load() == 0 {
+		return nil
+	}
 	c.mu.Lock()
 	done := c.m[subject]
 	c.mu.Unlock()

@@ -131,7 +131,7 @@ func (q *query) prepare(ctx context.Context, k *Keys) error {
 // statement tells and the commit.
 func (k *Keys) pass(ctx context.Context, qs []query) error {
 	for i := range qs {
-		if !qs[i].done && !k.closing.empty() {
+		if !qs[i].done {
 			if err := k.closing.wait(ctx, string(subjectKey(qs[i].tenant.id, qs[i].handle))); err != nil {
 				return err
 			}
@@ -144,14 +144,12 @@ func (k *Keys) pass(ctx context.Context, qs []query) error {
 		if err != nil {
 			return err
 		}
-		var seen common
-		defer seen.wipe()
 		for i := range qs {
 			q := &qs[i]
 			if q.done {
 				continue
 			}
-			key, err := k.lease(r, es, &seen, q, now)
+			key, err := k.lease(r, es, q, now)
 			if errors.Is(err, errAgain) {
 				continue
 			}
@@ -164,71 +162,10 @@ func (k *Keys) pass(ctx context.Context, qs []query) error {
 	})
 }
 
-// common is what the queries of a batch mostly have in common, of the query
-// before: read once a snapshot, and never kept beyond it.
-type common struct {
-	tenant *storev1.Tenant
-	class  *storev1.Class
-	classT id16 // the class's tenant
-	bucket *storev1.Bucket
-	ofRow  bucketID // bucket's
-	key    []byte   // of the bucket ofKey; nil if it is not known yet
-	ofKey  bucketID
-}
-
-type bucketID struct {
-	tenant id16
-	class  uint32
-	start  uint64
-}
-
-func (c *common) activeTenant(r Reader, name string) (_ *storev1.Tenant, err error) {
-	if c.tenant == nil || c.tenant.Name != name {
-		c.tenant, err = activeTenant(r, name)
-	}
-	return c.tenant, err
-}
-
-func (c *common) readClass(r Reader, tenant id16, name string) (_ *storev1.Class, err error) {
-	if c.class == nil || c.class.Name != name || c.classT != tenant {
-		c.classT = tenant
-		c.class, err = readClass(r, tenant, name)
-	}
-	return c.class, err
-}
-
-// readBucket reads a bucket's row; a missing one is ErrNotFound.
-func (c *common) readBucket(r Reader, of bucketID) (_ *storev1.Bucket, err error) {
-	if c.bucket == nil || c.ofRow != of {
-		b := new(storev1.Bucket)
-		if err := getRow(r, bucketKey(of.tenant, of.class, of.start), b); err != nil {
-			return nil, err
-		}
-		c.bucket, c.ofRow = b, of
-	}
-	return c.bucket, nil
-}
-
-// bucketKey returns the key of a bucket, which is not the caller's to wipe,
-// from read if it is not at hand.
-func (c *common) bucketKey(of bucketID, read func() ([]byte, error)) (_ []byte, err error) {
-	if c.key == nil || c.ofKey != of {
-		c.wipe()
-		c.ofKey = of
-		c.key, err = read()
-	}
-	return c.key, err
-}
-
-func (c *common) wipe() {
-	clear(c.key)
-	c.key = nil
-}
-
 // lease answers one query from the snapshot, or notes what it needs.
-func (k *Keys) lease(r Reader, es epochs, seen *common, q *query, now time.Time) (*keydv1.BlobKey, error) {
+func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.BlobKey, error) {
 	t := q.tenant
-	tenant, err := seen.activeTenant(r, t.name)
+	tenant, err := activeTenant(r, t.name)
 	if err != nil {
 		return nil, err
 	}
@@ -238,7 +175,7 @@ func (k *Keys) lease(r Reader, es epochs, seen *common, q *query, now time.Time)
 	case err != nil:
 		return nil, err
 	}
-	class, err := seen.readClass(r, t.id, q.Class)
+	class, err := readClass(r, t.id, q.Class)
 	if err != nil {
 		return nil, err
 	}
@@ -276,8 +213,8 @@ func (k *Keys) lease(r Reader, es epochs, seen *common, q *query, now time.Time)
 		start = int64(q.Bucket)
 	}
 
-	bucket, err := seen.readBucket(r, bucketID{t.id, class.Number, uint64(start)})
-	switch {
+	var bucket storev1.Bucket
+	switch err := getRow(r, bucketKey(t.id, class.Number, uint64(start)), &bucket); {
 	case errors.Is(err, ErrNotFound):
 		if q.Purpose == keydv1.Purpose_PURPOSE_OPEN {
 			return nil, unknown("the blob's bucket")
@@ -293,14 +230,14 @@ func (k *Keys) lease(r Reader, es epochs, seen *common, q *query, now time.Time)
 	}
 	// A hold outlives the retention: what was kept for it opens.
 	heldNow := binding(tenant.Holds, now) != nil || binding(subject.Holds, now) != nil
-	if expired(class, bucket, now) && !heldNow {
+	if expired(class, &bucket, now) && !heldNow {
 		if k.clockDoubted(now) && bucket.State != storev1.BucketState_BUCKET_STATE_DEAD {
 			return nil, unavailable("whether the retention has ended is not known", ErrClock)
 		}
 		return nil, errExpired
 	}
 
-	share, err := k.share(r, es, seen, q, class, bucket, keyID)
+	share, err := k.share(r, es, q, class, &bucket, keyID)
 	if err != nil {
 		return nil, err
 	}
@@ -319,7 +256,7 @@ func (k *Keys) lease(r Reader, es epochs, seen *common, q *query, now time.Time)
 		return nil, err
 	}
 	lease := time.Duration(class.LeaseMs) * time.Millisecond
-	if due := dueOf(class, bucket); !due.IsZero() && !heldNow {
+	if due := dueOf(class, &bucket); !due.IsZero() && !heldNow {
 		lease = min(lease, due.Sub(now)) // so none is out when the retention ends
 	}
 	return &keydv1.BlobKey{
@@ -332,18 +269,17 @@ func (k *Keys) lease(r Reader, es epochs, seen *common, q *query, now time.Time)
 
 // share derives the bucket's part of the blob key, or reads what was kept of
 // it for a held subject.
-func (k *Keys) share(r Reader, es epochs, seen *common, q *query, class *storev1.Class, bucket *storev1.Bucket, keyID []byte) ([]byte, error) {
+func (k *Keys) share(r Reader, es epochs, q *query, class *storev1.Class, bucket *storev1.Bucket, keyID []byte) ([]byte, error) {
 	t, start := q.tenant, uint64(bucket.StartS)
 	if bucket.State != storev1.BucketState_BUCKET_STATE_DEAD {
-		bk, err := seen.bucketKey(bucketID{t.id, class.Number, start}, func() ([]byte, error) {
-			return readKey(r, es, t, q, func(e uint32) []byte { return wrappedBucketKey(e, t.id, class.Number, start) }, rowIdentity)
-		})
+		bk, err := readKey(r, es, t, q, func(e uint32) []byte { return wrappedBucketKey(e, t.id, class.Number, start) }, rowIdentity)
 		if errors.Is(err, ErrNotFound) {
 			return nil, damaged("a live bucket has no key", err)
 		}
 		if err != nil {
 			return nil, err
 		}
+		defer clear(bk)
 		return shareOf(bk, t.name, class.Number, start, keyID)
 	}
 	share, err := readKey(r, es, t, q, func(e uint32) []byte {

@@ -227,7 +227,6 @@ func (s *Store) restart(g *group, waiting []*request) {
 
 // runFns runs the requests' functions and gathers in g what they wrote.
 func (s *Store) runFns(g *group, waiting []*request) (rest []*request) {
-	drops := s.hot.drops.Load()
 	txn := s.db.NewTransactionAt(s.snaps.newest(), false)
 	defer txn.Discard()
 	failed := s.failed()
@@ -241,7 +240,7 @@ func (s *Store) runFns(g *group, waiting []*request) (rest []*request) {
 			g.members = append(g.members, r)
 			continue
 		}
-		t := &tx{reader: reader{ctx: r.ctx, txn: txn, hot: &s.hot, drops: drops, under: &g.overlay}, store: s}
+		t := &tx{reader: reader{ctx: r.ctx, txn: txn, under: &g.overlay}, store: s}
 		t.reader.over = &t.own
 		s.call(r, t)
 		if r.err == nil && len(t.own.rows) > 0 && room != nil {
@@ -285,10 +284,8 @@ func (s *Store) commit(o *overlay) error {
 	ts := s.snaps.newest() + 1
 	txn := s.db.NewTransactionAt(ts-1, true)
 	defer txn.Discard()
-	written := make([][]byte, 0, len(o.rows))
 	for k, row := range o.rows {
 		key := badgerKey(k)
-		written = append(written, key)
 		var err error
 		if row.deleted {
 			err = txn.Delete(key)
@@ -305,7 +302,6 @@ func (s *Store) commit(o *overlay) error {
 	if err := s.dir.syncIfChanged(); err != nil {
 		return s.fail("syncing the directory", err)
 	}
-	s.hot.commit(written, ts)
 	s.db.SetDiscardTs(s.snaps.publish(ts))
 	return nil
 }

@@ -152,8 +152,6 @@ func (s *Store) dropPrefixes(parts [][]byte) error {
 	if err := s.failed(); err != nil {
 		return err
 	}
-	s.hot.drop()
-	defer s.hot.drop()
 	if err := s.db.DropPrefix(parts...); err != nil {
 		return s.fail("dropping a range", err)
 	}

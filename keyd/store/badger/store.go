@@ -78,7 +78,6 @@ type Store struct {
 	maxBytes, maxRows int64 // of one Badger transaction, as charge counts
 
 	snaps snapshots
-	hot   hotRows
 	queue queue
 
 	// commitMu is held while something is written: by the committer for a
@@ -137,7 +136,6 @@ func open(o Options, dir *directory) (*Store, error) {
 		stopped:  make(chan struct{}),
 	}
 	s.snaps.init(db.MaxVersion())
-	s.hot.init(db.MaxVersion())
 	s.queue.init()
 	db.SetDiscardTs(s.snaps.newest())
 	if err := dir.settle(); err != nil {
@@ -183,7 +181,7 @@ func (s *Store) View(ctx context.Context, fn func(keys.Reader) error) error {
 		return err
 	}
 	defer s.snaps.end(snap)
-	r := &reader{ctx: ctx, hot: &s.hot, drops: s.hot.drops.Load(), txn: s.db.NewTransactionAt(snap.ts, false)}
+	r := &reader{ctx: ctx, txn: s.db.NewTransactionAt(snap.ts, false)}
 	defer r.close()
 	return fn(r)
 }

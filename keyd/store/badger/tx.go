@@ -55,8 +55,6 @@ func (o *overlay) add(more *overlay) {
 type reader struct {
 	ctx    context.Context
 	txn    *badger.Txn
-	hot    *hotRows
-	drops  uint64   // hot's, when txn began
 	over   *overlay // looked at first; may be nil
 	under  *overlay // looked at next; may be nil
 	buf    []byte
@@ -94,19 +92,11 @@ func (r *reader) Get(key []byte) ([]byte, error) {
 func (r *reader) stored(key []byte) (value []byte, err error) {
 	defer recoverDamage(&err)
 	r.buf = append(append(r.buf[:0], rowPrefix), key...)
-	ts := r.txn.ReadTs()
-	if value, ok := r.hot.get(r.buf, ts); ok {
-		return append([]byte{}, value...), nil
-	}
 	item, err := r.txn.Get(r.buf)
 	if err != nil {
 		return nil, readError(err)
 	}
-	value, err = itemValue(r.buf, item)
-	if err == nil {
-		r.hot.put(r.buf, value, ts, r.drops)
-	}
-	return value, err
+	return itemValue(r.buf, item)
 }
 
 // itemValue returns a copy of an item's row value.
