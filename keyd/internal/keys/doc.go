@@ -8,4 +8,12 @@
 // subject's row into a tombstone, overwrites the wrapped keys and appends the
 // statement to the ledger in one transaction (destroy.go), which the anchor
 // covers before the call is answered (group.go).
+//
+// The life of an epoch. One keyd does the duties for all (duty.go). It has the
+// KMS make the next root, gives every tenant its KEK and opens the epoch
+// (turn.go); carries every live key over (rewrap.go); waits until all other
+// keyds have seen that (heartbeat.go); verifies it (scan.go); drops the rows,
+// disables the root, lets it soak, verifies again, has it destroyed, and closes
+// the epoch when the KMS says that it is (retire.go). What was destroyed in the
+// epoch is final then (receipts.go).
 package keys

@@ -1001,3 +1001,106 @@ func TestColdCallsShareOneUnwrap(t *testing.T) {
 		t.Errorf("%d calls of the KMS", n)
 	}
 }
+
+// A store that is full takes no heartbeat, and is there: keyd goes on serving
+// what it holds.
+func TestFullStoreIsServedFrom(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	k := r.seal("ann", "trace")
+	store.failure = keys.ErrFull
+	store.fault = func(string) fault { return lost }
+	for range 10 {
+		r.clock.Advance(keys.BeatLimit)
+		if _, err := r.ask(openQuery("acme", "ann", "trace", k)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := r.StepDuties(t.Context()); !errors.Is(err, keys.ErrFull) {
+		t.Errorf("duties on a full store: %v", err)
+	}
+	r.Keys.Close()
+	r.Keys = r.another()
+	if _, err := r.ask(openQuery("acme", "ann", "trace", k)); err != nil {
+		t.Errorf("after a restart: %v", err)
+	}
+}
+
+// Calls that find a tenant's next KEK missing share one call of the KMS.
+func TestOpeningIsNoStampede(t *testing.T) {
+	r, _, kms := newMemoryRig(t)
+	other := r.another()
+	if err := r.TakeDuties(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.BlobKeys(t.Context(), []*keydv1.BlobKeyQuery{sealQuery("acme", "ann", "trace")}); err != nil {
+		t.Fatal(err) // it holds the KEK of epoch 1, and no other
+	}
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	r.stepTo(2, open)
+	f := newRefusals(kms.KMS)
+	kms.KMS = slowUnwrap{f}
+	var wg sync.WaitGroup
+	for i := range 64 {
+		wg.Go(func() {
+			res, err := other.BlobKeys(t.Context(), []*keydv1.BlobKeyQuery{sealQuery("acme", fmt.Sprintf("new-%d", i), "trace")})
+			if err != nil || res[0].Err != nil {
+				t.Errorf("first use: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := f.count("unwrap"); n > 2 {
+		t.Errorf("%d calls of the KMS", n)
+	}
+}
+
+// slowUnwrap takes its time, so that callers meet.
+type slowUnwrap struct{ keys.KMS }
+
+func (s slowUnwrap) Unwrap(ctx context.Context, root string, b []byte, ec keys.EncryptionContext) ([]byte, error) {
+	time.Sleep(50 * time.Millisecond)
+	return s.KMS.Unwrap(ctx, root, b, ec)
+}
+
+// Many tenants go along, those included that nobody asks for meanwhile.
+func TestManyTenantsTurn(t *testing.T) {
+	r, _, _ := newMemoryRig(t)
+	sealed := make(map[string]*keydv1.BlobKey)
+	for i := range 300 {
+		tenant := fmt.Sprintf("tenant-%d", i)
+		if _, err := r.CreateTenant(t.Context(), tenant, nil); err != nil {
+			t.Fatal(err)
+		}
+		if i%3 == 0 {
+			k, err := r.ask(sealQuery(tenant, "ann", "trace"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			sealed[tenant] = k
+		}
+	}
+	r.turn()
+	r.closeEpoch(1)
+	r.reopen2()
+	for i := range 300 {
+		tenant := fmt.Sprintf("tenant-%d", i)
+		k, err := r.ask(sealQuery(tenant, "ann", "trace"))
+		if err != nil {
+			t.Fatalf("%s: %v", tenant, err)
+		}
+		if was := sealed[tenant]; was != nil && !bytes.Equal(was.Key, k.Key) {
+			t.Errorf("%s has another key", tenant)
+		}
+	}
+	for key, value := range r.rows("T") {
+		var row storev1.Tenant
+		if err := proto.Unmarshal(value, &row); err != nil {
+			t.Fatal(err)
+		}
+		if row.KekEpoch != 2 || row.NextKekEpoch != 0 || len(row.NextKekId) != 0 {
+			t.Errorf("tenant %x: KEK of epoch %d, next of %d", key, row.KekEpoch, row.NextKekEpoch)
+		}
+	}
+}

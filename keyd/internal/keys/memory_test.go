@@ -22,6 +22,8 @@ type memory struct {
 	// fault, if set, decides about each call: "update" just before its commit,
 	// "drop" before it. It is called without locks held and may block.
 	fault func(op string) fault
+	// failure is what lost and persisted calls fail with; nil: ErrUnavailable.
+	failure error
 	// large, if set, is how many rows a transaction may write.
 	large int
 
@@ -145,6 +147,9 @@ func (m *memory) Update(ctx context.Context, fn func(keys.Tx) error) error {
 		f = m.fault("update")
 	}
 	if f == lost {
+		if m.failure != nil {
+			return m.failure
+		}
 		return fmt.Errorf("%w: %w", keys.ErrUnavailable, errInjected)
 	}
 	m.mu.Lock()
