@@ -1104,3 +1104,41 @@ func TestManyTenantsTurn(t *testing.T) {
 		}
 	}
 }
+
+// A disk that fills up while keys are carried over, or rows are dropped, holds
+// up the turn; when there is room again it goes on.
+func TestDiskFullDuringATurn(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	p := r.populate(5)
+	store.failure = keys.ErrFull
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	r.stepTo(1, draining)
+	for _, full := range []struct {
+		op    string
+		state keydv1.EpochState
+	}{{"update", draining}, {"drop", drained}} {
+		r.stepTo(1, full.state)
+		store.fault = func(op string) fault {
+			if op == full.op {
+				return lost
+			}
+			return none
+		}
+		for range 3 {
+			if _, err := r.StepDuties(t.Context()); !errors.Is(err, keys.ErrFull) {
+				t.Errorf("%s: %v", full.op, err)
+			}
+		}
+		r.wantState(1, full.state)
+		if r.epoch(1).Sanitised != nil {
+			t.Errorf("sanitised although the %s failed", full.op)
+		}
+		p.check()
+		store.fault = nil
+	}
+	r.work()
+	r.closeEpoch(1)
+	p.check()
+}

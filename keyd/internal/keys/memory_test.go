@@ -180,6 +180,9 @@ func (m *memory) DropRange(ctx context.Context, prefix []byte) error {
 		f = m.fault("drop")
 	}
 	if f == lost {
+		if m.failure != nil {
+			return m.failure
+		}
 		return fmt.Errorf("%w: %w", keys.ErrUnavailable, errInjected)
 	}
 	m.mu.Lock()
