@@ -172,10 +172,10 @@ func (s *stage) comesBack(ctx context.Context, data string) error {
 		}
 		gone++
 		if !errors.Is(err, sdk.ErrErased) {
-			return fmt.Errorf("a DESTROYED PERSON IS NOT ERASED: open: %w", err)
+			return fmt.Errorf("a destroyed person is not erased: open: %w", err)
 		}
 		if _, err := app.Seal(ctx, p.target(), p.plain()); !errors.Is(err, sdk.ErrErased) {
-			return fmt.Errorf("a DESTROYED PERSON IS NOT ERASED: seal: %w", err)
+			return fmt.Errorf("a destroyed person is not erased: seal: %w", err)
 		}
 		again, err := app.DestroyKey(ctx, p.request())
 		if err != nil {
