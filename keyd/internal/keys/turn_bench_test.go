@@ -73,12 +73,13 @@ func (r *rig) benchTurn(b *testing.B, keysOf []*keydv1.BlobKey) {
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	var opens, seals []time.Duration
+	type call struct{ at, took time.Duration }
+	var opens, seals []call
 	begun, cpu := time.Now(), keys.CPUTime()
 	if *turnServing {
 		for w := range 2 {
 			wg.Go(func() {
-				var o, s []time.Duration
+				var o, s []call
 				for n := 0; !stop.Load(); n++ {
 					i := (n*7919 + w*104729) % len(keysOf)
 					at := time.Now()
@@ -87,13 +88,13 @@ func (r *rig) benchTurn(b *testing.B, keysOf []*keydv1.BlobKey) {
 							b.Error(err)
 							return
 						}
-						s = append(s, time.Since(at))
+						s = append(s, call{at.Sub(begun), time.Since(at)})
 					} else {
 						if _, err := r.ask(openQuery("acme", fmt.Sprintf("subject-%d", i), "trace", keysOf[i])); err != nil {
 							b.Error(err)
 							return
 						}
-						o = append(o, time.Since(at))
+						o = append(o, call{at.Sub(begun), time.Since(at)})
 					}
 				}
 				mu.Lock()
@@ -125,12 +126,21 @@ func (r *rig) benchTurn(b *testing.B, keysOf []*keydv1.BlobKey) {
 	wg.Wait()
 	b.ReportMetric(float64(len(keysOf))/rewrapped.Seconds(), "rewrapped/s")
 	b.Logf("%d subjects: carried over after %v, verified after %v, dropped after %v", len(keysOf), rewrapped, verified, dropped)
-	for name, d := range map[string][]time.Duration{"opens": opens, "first uses": seals} {
-		if len(d) == 0 {
-			continue
+	for name, calls := range map[string][]call{"opens": opens, "first uses": seals} {
+		for _, phase := range []struct {
+			name     string
+			from, to time.Duration
+		}{{"carrying over", 0, rewrapped}, {"verifying", rewrapped, verified}, {"dropping", verified, dropped}} {
+			var d []time.Duration
+			for _, c := range calls {
+				if c.at >= phase.from && c.at < phase.to {
+					d = append(d, c.took)
+				}
+			}
+			if slices.Sort(d); len(d) != 0 {
+				b.Logf("%d %s while %s: median %v, 99 %% %v, longest %v", len(d), name, phase.name, d[len(d)/2], d[len(d)*99/100], d[len(d)-1])
+			}
 		}
-		slices.Sort(d)
-		b.Logf("%d %s meanwhile: median %v, 99 %% %v, longest %v", len(d), name, d[len(d)/2], d[len(d)*99/100], d[len(d)-1])
 	}
 	// A sample, read back.
 	rows := r.rows("w\x00\x00\x00\x02D")
