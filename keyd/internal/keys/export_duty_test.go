@@ -23,5 +23,5 @@ func Materialise(ctx context.Context, k *Keys, tenant string, class uint32, buck
 	if err != nil {
 		return err
 	}
-	return k.duties.keepShares(ctx, tenant, tenantID(tenant), class, bucket)
+	return k.duties.keepShares(ctx, tenant, tenantID(tenant), class, bucket, k.now)
 }

@@ -486,7 +486,8 @@ func (p *replay) keepShares(ctx context.Context, s *receipt.Statement) error {
 	if err != nil || !has {
 		return err
 	}
-	return k.duties.keepShares(ctx, s.Tenant, id, number, start)
+	// Whom a hold bound then, not whom one binds now.
+	return k.duties.keepShares(ctx, s.Tenant, id, number, start, func() time.Time { return s.Time })
 }
 
 // takeDuties makes this process the holder of the duties: no other is there.

@@ -267,7 +267,7 @@ func (d *duties) expireBucket(ctx context.Context, tenant string, id id16, numbe
 	if err != nil || state != storev1.BucketState_BUCKET_STATE_MATERIALISING || !clockOK {
 		return moved, err
 	}
-	if err := d.keepShares(ctx, tenant, id, number, start); err != nil {
+	if err := d.keepShares(ctx, tenant, id, number, start, d.k.now); err != nil {
 		return moved, err
 	}
 	died, err := d.killBucket(ctx, tenant, id, number, start)
@@ -334,10 +334,10 @@ func (d *duties) moveBucket(ctx context.Context, tenant string, id id16, number 
 	return moved, state, err
 }
 
-// keepShares keeps the shares of the subjects that are held. The bucket is
+// keepShares keeps the shares of the subjects that are held at a time. The bucket is
 // materialising, so whoever is held from now on sees to it in the same
 // transaction.
-func (d *duties) keepShares(ctx context.Context, tenant string, id id16, number uint32, start uint64) error {
+func (d *duties) keepShares(ctx context.Context, tenant string, id id16, number uint32, start uint64, at func() time.Time) error {
 	k := d.k
 	keys, err := k.ring.get(ctx, tenant)
 	if err != nil {
@@ -386,7 +386,7 @@ func (d *duties) keepShares(ctx context.Context, tenant string, id id16, number 
 				return err
 			}
 			finished = len(handles) < shareBatch
-			now := k.now()
+			now := at()
 			for _, h := range handles {
 				var s storev1.Subject
 				if err := getRow(tx, subjectKey(id, h), &s); err != nil {
