@@ -19,14 +19,18 @@ type outputs struct {
 }
 
 // outputFile is a file that comes into being whole or not at all: it is
-// written under another name in the same directory, and takes its own name
-// once it is complete and on the disk.
+// written without a name or, where the system has no such files, under another
+// name in the same directory, and takes its own name once it is complete and on
+// the disk.
 type outputFile struct {
 	set     *outputs
 	f       *os.File
 	path    string // as named by the user
 	target  string // path, with its links followed
 	replace bool
+	// temporary is the name that the file has meanwhile, if it has one.
+	temporary string
+	unnamed   bool
 }
 
 // create begins the file path. A file that is there is refused, or with
@@ -56,8 +60,11 @@ func (s *outputs) create(path string, perm fs.FileMode, replace bool) (*outputFi
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	temporary := filepath.Join(filepath.Dir(o.target), ".lethe-"+rand.Text()+".part")
-	if o.f, err = os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm); err != nil {
+	dir := filepath.Dir(o.target)
+	o.temporary = filepath.Join(dir, ".lethe-"+rand.Text()+".part")
+	if o.f, err = openUnnamed(dir, perm); err == nil {
+		o.unnamed = true
+	} else if o.f, err = os.OpenFile(o.temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm); err != nil {
 		return nil, err
 	}
 	if s.begun == nil {
@@ -82,11 +89,16 @@ func (o *outputFile) commit() error {
 	err := o.f.Sync()
 	o.set.mu.Lock()
 	defer o.set.mu.Unlock()
-	if err == nil {
-		err = o.f.Close()
-	}
-	if err == nil {
-		err = o.rename()
+	switch {
+	case err != nil:
+	case o.unnamed:
+		if err = o.name(); err == nil {
+			_ = o.f.Close() // what is in it is on the disk
+		}
+	default:
+		if err = o.f.Close(); err == nil {
+			err = o.rename()
+		}
 	}
 	if err != nil {
 		o.remove()
@@ -96,16 +108,33 @@ func (o *outputFile) commit() error {
 	return syncDirectory(filepath.Dir(o.target))
 }
 
-// rename gives the file its name.
+// name gives the file that has none its name.
+func (o *outputFile) name() error {
+	if !o.replace {
+		err := nameFile(o.f, o.target)
+		if errors.Is(err, fs.ErrExist) {
+			err = fmt.Errorf("%s: %w", o.path, fs.ErrExist)
+		}
+		return err
+	}
+	// No file can be named over another one.
+	if err := nameFile(o.f, o.temporary); err != nil {
+		return err
+	}
+	o.unnamed = false
+	return os.Rename(o.temporary, o.target)
+}
+
+// rename gives the file that has another name its own.
 func (o *outputFile) rename() error {
 	if o.replace {
-		return os.Rename(o.f.Name(), o.target)
+		return os.Rename(o.temporary, o.target)
 	}
 	// A link fails if meanwhile somebody made a file of that name.
-	err := os.Link(o.f.Name(), o.target)
+	err := os.Link(o.temporary, o.target)
 	switch {
 	case err == nil:
-		return os.Remove(o.f.Name())
+		return os.Remove(o.temporary)
 	case errors.Is(err, fs.ErrExist):
 		return fmt.Errorf("%s: %w", o.path, fs.ErrExist)
 	}
@@ -113,7 +142,7 @@ func (o *outputFile) rename() error {
 	if _, err := os.Lstat(o.target); !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: %w", o.path, fs.ErrExist)
 	}
-	return os.Rename(o.f.Name(), o.target)
+	return os.Rename(o.temporary, o.target)
 }
 
 // discard gives the file up. After commit it does nothing.
@@ -128,7 +157,9 @@ func (o *outputFile) remove() {
 	if _, begun := o.set.begun[o]; begun {
 		delete(o.set.begun, o)
 		_ = o.f.Close()
-		_ = os.Remove(o.f.Name())
+		if !o.unnamed {
+			_ = os.Remove(o.temporary)
+		}
 	}
 }
 

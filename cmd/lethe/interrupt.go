@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// exitOnSignal ends the process at the first SIGINT, SIGTERM or SIGHUP, and
-// leaves no incomplete file. It does not wait for the command, which may be
+// exitOnSignal ends the process at the first SIGINT, SIGTERM, SIGHUP or SIGQUIT,
+// and leaves no incomplete file. It does not wait for the command, which may be
 // stuck in reading from a pipe or writing to one.
 //
 // A reader of the output that goes away is an error like others, not a signal:
@@ -16,7 +16,7 @@ import (
 func (a *app) exitOnSignal(inJSON bool) {
 	signal.Ignore(syscall.SIGPIPE)
 	signals := make(chan os.Signal, 1)
-	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
+	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		if !signal.Ignored(s) { // as SIGHUP is under nohup
 			signal.Notify(signals, s)
 		}

@@ -40,7 +40,7 @@ func TestInterruptedOpenLeavesNothing(t *testing.T) {
 	for _, x := range []struct {
 		signal syscall.Signal
 		code   int
-	}{{syscall.SIGINT, 130}, {syscall.SIGTERM, 143}, {syscall.SIGHUP, 129}} {
+	}{{syscall.SIGINT, 130}, {syscall.SIGTERM, 143}, {syscall.SIGHUP, 129}, {syscall.SIGQUIT, 131}} {
 		old := c.write("old", "old")
 		for _, args := range [][]string{{"-o", c.path("new")}, {"--force", "-o", old}} {
 			cmd, _, stderr := c.begin(blob, args...)
@@ -61,7 +61,8 @@ func TestInterruptedOpenLeavesNothing(t *testing.T) {
 	}
 }
 
-// Nothing can be cleaned up after SIGKILL, but no name is given to half a file.
+// Nothing can be cleaned up after SIGKILL, but no name is given to half a file,
+// and where a file needs no name while it is written, nothing is left of it.
 func TestKilledOpenTouchesNoFile(t *testing.T) {
 	c := newCLI(t)
 	blob := c.seal(pattern(8 << 20))
@@ -74,6 +75,10 @@ func TestKilledOpenTouchesNoFile(t *testing.T) {
 		if code := exitCode(t, cmd.Wait()); code != -1 {
 			t.Errorf("exit code %d", code)
 		}
+	}
+	if f, err := openUnnamed(c.dir, 0o600); err == nil {
+		f.Close()
+		c.onlyFiles("old")
 	}
 	if c.read("old") != "old" {
 		t.Error("an existing file was touched")
