@@ -155,7 +155,6 @@ func TestKeydAnchor(t *testing.T) {
 
 func TestAnchorFlag(t *testing.T) {
 	for anchor, want := range map[string]string{ // of the error; empty: none
-		"":            "",
 		"a/directory": "",
 		"s3/x":        "",
 		"s3://b":      "",

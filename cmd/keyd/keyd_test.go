@@ -232,7 +232,9 @@ func TestKMSFlags(t *testing.T) {
 		{[]string{"--kms", "local", "--kms-file", "x", "--root-waiting", "2h"}, ""},
 		{[]string{"--kms", "awskms", "--aws-region", "eu-central-1", "--aws-waiting-days", "30", "--aws-evidence", "x", "--aws-endpoint", "https://kms.example"}, ""},
 		{[]string{"--kms", "vault"}, "no such KMS"},
-		{[]string{"--kms", ""}, "no such KMS"},
+		{[]string{"--kms", ""}, "--kms is given an empty value"},
+		{[]string{"--store", ""}, "--store is given an empty value"},
+		{[]string{"--metrics", "", "--serve-anchors", ""}, ""},
 		{[]string{"--aws-region", "eu-central-1"}, "--aws-region: not for --kms local"},
 		{[]string{"--aws-waiting-days", "0"}, "--aws-waiting-days: not for --kms local"},
 		{[]string{"--kms", "awskms", "--kms-file", "x", "--kms-keyfile", "y"}, "--kms-file, --kms-keyfile: not for --kms awskms"},
@@ -292,5 +294,41 @@ func TestKMSFilesApart(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(data, "kms", "keyfile")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a keyfile beside AWS KMS: %v", err)
+	}
+}
+
+// A start that was refused before anything was stored leaves nothing that a
+// later one would take for a store, wherever that has its parts.
+func TestRefusedFirstStart(t *testing.T) {
+	data := dataDir(t)
+	for range 2 {
+		if said := fails(t, data, nil, "--min-free", fmt.Sprint(1<<60)); !strings.Contains(said, "store is full") {
+			t.Fatalf("it says %s", said)
+		}
+	}
+	elsewhere := dataDir(t)
+	_, client := start(t, data, nil, "--anchor", filepath.Join(elsewhere, "anchor"),
+		"--kms-file", filepath.Join(elsewhere, "roots"), "--kms-keyfile", filepath.Join(elsewhere, "keyfile"))
+	if _, err := keydv1.NewAdminServiceClient(client.Conn()).CreateTenant(t.Context(), &keydv1.CreateTenantRequest{Tenant: "acme"}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMinFreeIsWhatItSays(t *testing.T) {
+	for _, n := range []string{"0", "1000"} {
+		if said := fails(t, dataDir(t), nil, "--min-free", n); !strings.Contains(said, "--min-free: at least") {
+			t.Errorf("--min-free %s: %s", n, said)
+		}
+	}
+}
+
+// Who keeps everything on one disk is told what that costs.
+func TestPartsOnOneFileSystem(t *testing.T) {
+	d, client := start(t, dataDir(t), nil)
+	if c := component(t, client, "anchor"); !c.Healthy || !strings.Contains(c.Detail, "on the store's file system: the roots and the anchor") {
+		t.Errorf("the anchor is %v", c)
+	}
+	if said := d.said(); !strings.Contains(said, "one backup or snapshot of the store's file system") {
+		t.Errorf("it says %s", said)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/net/netutil"
 
 	"lethe/cmd/internal/parts"
@@ -87,6 +88,9 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := given(cmd.Flags()); err != nil {
+				return err
+			}
 			if err := o.CheckKMS(cmd.Flags().Changed); err != nil {
 				return err
 			}
@@ -111,6 +115,17 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
 	f.DurationVar(&o.soak, "soak", 0, "how long a root stays disabled before its destruction is scheduled, --kek-lease at the least (default 24h)")
 	f.IntVar(&o.rewrapRate, "rewrap-rate", 0, "keys wrapped anew per second, at most; 0: as fast as it goes")
 	return c
+}
+
+// given refuses flags with an empty value where that is not said to mean
+// something: a variable of a script that was not set is no wish for the default.
+func given(flags *pflag.FlagSet) (err error) {
+	flags.Visit(func(f *pflag.Flag) {
+		if f.Value.String() == "" && f.Name != "metrics" && f.Name != "serve-anchors" {
+			err = fmt.Errorf("--%s is given an empty value", f.Name)
+		}
+	})
+	return err
 }
 
 func (o *options) setDefaults() {
@@ -149,6 +164,11 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	defer p.Close(log)
+	if p.Shared != "" {
+		log.Warn("one backup or snapshot of the store's file system takes along what has to be apart: "+
+			"restored together with the anchor, destroyed keys come back unnoticed; together with the roots, a backup opens by itself",
+			"beside the store", p.Shared)
+	}
 	audit, err := os.OpenFile(o.auditLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err

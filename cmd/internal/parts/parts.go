@@ -38,8 +38,7 @@ type Options struct {
 	// Anchor says where the anchor is: a directory, s3://BUCKET/PREFIX?… or
 	// keyd:ADDRESS/NAME; see CheckAnchor.
 	Anchor string
-	// MinFree is how many bytes must stay free on the store's disk; zero: the
-	// store's default.
+	// MinFree is how many bytes must stay free on the store's disk.
 	MinFree uint64
 	// Beside are other files that must not lie in the store's directory.
 	Beside []string
@@ -61,7 +60,7 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.PKCS11.Token, "pkcs11-token", "", "label of the token")
 	f.StringVar(&o.PKCS11.PINFile, "pkcs11-pin-file", "", "file of mode 0600 whose first line is the PIN of the token's user")
 	f.StringVar(&o.Anchor, "anchor", "", "where the anchor is, in another failure domain where there is one: a directory, s3://BUCKET/PREFIX?endpoint=URL&region=NAME&path-style=true, or keyd:ADDRESS/NAME (default <data>/anchor)")
-	f.Uint64Var(&o.MinFree, "min-free", 0, "bytes that must stay free on the store's disk (default 256 MiB)")
+	f.Uint64Var(&o.MinFree, "min-free", badger.DefaultMinFree, fmt.Sprintf("bytes that must stay free on the store's disk, at least %d", badger.LeastMinFree))
 	f.DurationVar(&o.RootWaiting, "root-waiting", 0, "waiting period before a root is destroyed (default 1h with --kms local, 168h with pkcs11)")
 }
 
@@ -85,6 +84,9 @@ type Parts struct {
 	Store  keyd.Store
 	KMS    keyd.KMS
 	Anchor keyd.Anchor
+	// Shared says of which parts one copy can be made at a time, where that
+	// seems so. It is empty where nothing is known.
+	Shared string
 	closes []func() error
 }
 
@@ -113,6 +115,9 @@ func Open(ctx context.Context, o Options, create bool, log *slog.Logger) (*Parts
 
 func (p *Parts) open(ctx context.Context, o Options, create bool, log *slog.Logger) error {
 	if err := o.CheckAnchor(); err != nil {
+		return err
+	}
+	if err := o.checkMinFree(); err != nil {
 		return err
 	}
 	exists, err := badger.Exists(o.Store)
@@ -170,6 +175,16 @@ func (p *Parts) open(ctx context.Context, o Options, create bool, log *slog.Logg
 	}
 	p.Store = store
 	p.closes = append(p.closes, store.Close)
+	if p.Shared = o.shared(); p.Shared != "" {
+		p.Anchor = &sharedAnchor{p.Anchor, p.Shared}
+	}
+	return nil
+}
+
+func (o Options) checkMinFree() error {
+	if o.MinFree < badger.LeastMinFree {
+		return fmt.Errorf("--min-free: at least %d: the store needs that much to write at all", badger.LeastMinFree)
+	}
 	return nil
 }
 

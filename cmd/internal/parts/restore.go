@@ -32,7 +32,7 @@ func (o Options) PutBack(ctx context.Context, file io.Reader, force bool, log *s
 	if err := keyd.CheckBackup(h, badger.Kind); err != nil {
 		return h, "", err
 	}
-	if err := o.apart(); err != nil {
+	if err := errors.Join(o.apart(), o.checkMinFree()); err != nil {
 		return h, "", err
 	}
 	dir, err := filepath.Abs(o.Store)
