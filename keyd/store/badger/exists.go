@@ -1,17 +1,32 @@
 package badger
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
+	"os"
 )
 
 // Exists reports whether dir holds a store, or what is left of one. A directory
-// in which a first Open was cut short holds none yet; what lies in it then, Open
-// with Create accepts.
+// in which a first Open was cut short, or where nothing was ever written, holds
+// none yet; what lies in it then, Open with Create accepts.
 func Exists(dir string) (bool, error) {
-	f, err := (&directory{path: dir}).list()
+	d := &directory{path: dir}
+	f, err := d.list()
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil && (f.manifest || len(f.tables) != 0 || len(f.logs) != 0), err
+	if err != nil || len(f.tables) != 0 || !f.manifest && len(f.logs) != 0 {
+		return err == nil, err
+	}
+	for _, id := range f.logs {
+		b, err := os.ReadFile(d.log(id))
+		if err != nil {
+			return false, err
+		}
+		if len(b) > logHeader && len(bytes.Trim(b[logHeader:], "\x00")) != 0 {
+			return true, nil
+		}
+	}
+	return false, nil
 }
