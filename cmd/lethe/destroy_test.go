@@ -312,3 +312,16 @@ func TestDestroyWhoseReceiptIsLost(t *testing.T) {
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// A request id may hold what a terminal would obey.
+func TestRequestIDIsQuoted(t *testing.T) {
+	c := newCLI(t)
+	id := "case\x1b[2J\n17"
+	out := c.ok("", "destroy", "--tenant", "acme", "--subject", "alice", "--reason", "r", "--yes", "--request-id", id)
+	if strings.Contains(out, id) || !strings.Contains(out, `"case\x1b[2J\n17"`) {
+		t.Errorf("it prints %q", out)
+	}
+	if v := c.object("", "destroy", "--tenant", "acme", "--subject", "alice", "--reason", "r", "--yes", "--request-id", id); v["request_id"] != id {
+		t.Errorf("in JSON: %v", v["request_id"])
+	}
+}

@@ -47,8 +47,10 @@ var exits = []exit{
 	{code: 24, name: "UNSUPPORTED_VERSION", outcome: keydv1.Outcome_OUTCOME_UNSUPPORTED_VERSION, means: "the blob's version is not known here"},
 	{code: exitBadEvidence, name: "INVALID_EVIDENCE", means: "a receipt or a checkpoint does not verify against the pinned keys"},
 	{code: exitResidue, name: "RESIDUE", means: "a key store's files hold wrapped keys of the destroyed"},
+	{code: exitOtherReceipt, name: "OTHER_RECEIPT", means: "a receipt verifies, and is about something else than was expected"},
 	{code: 129, name: "INTERRUPTED", means: "stopped by SIGHUP"},
 	{code: 130, name: "INTERRUPTED", means: "stopped by SIGINT"},
+	{code: 131, name: "INTERRUPTED", means: "stopped by SIGQUIT"},
 	{code: exitBrokenPipe, name: "BROKEN_PIPE", means: "whoever read the output went away"},
 	{code: 143, name: "INTERRUPTED", means: "stopped by SIGTERM"},
 }
@@ -59,6 +61,8 @@ const (
 	exitUnavailable = 16
 	exitBadEvidence = 30
 	exitResidue     = 31
+	// exitOtherReceipt is of an otherReceiptError.
+	exitOtherReceipt = 32
 	// A signal's exit code is this and its number.
 	exitSignal     = 128
 	exitBrokenPipe = exitSignal + 13
@@ -85,6 +89,7 @@ func exitOf(err error) exit {
 	var usage *usageError
 	var evidence *evidenceError
 	var residue *residueError
+	var other *otherReceiptError
 	switch {
 	case err == nil:
 		return exitWithCode(0)
@@ -94,6 +99,8 @@ func exitOf(err error) exit {
 		return exitWithCode(exitBadEvidence)
 	case errors.As(err, &residue):
 		return exitWithCode(exitResidue)
+	case errors.As(err, &other):
+		return exitWithCode(exitOtherReceipt)
 	case errors.Is(err, syscall.EPIPE):
 		return exitWithCode(exitBrokenPipe)
 	}

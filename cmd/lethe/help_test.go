@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"regexp"
 	"strings"
@@ -119,6 +120,26 @@ func TestWithoutACommand(t *testing.T) {
 		t.Errorf("it does not say where help is: %q", text)
 	}
 }
+
+// What could not be written was not said.
+func TestOutputThatFails(t *testing.T) {
+	c := newCLI(t)
+	full := errors.New("no space left")
+	for _, args := range [][]string{
+		{}, {"--help"}, {"seal", "--help"}, {"help"}, {"help", "exit-codes"}, {"--version"}, {"version"},
+		{"completion", "bash"}, {"status"}, {"tenant", "list"}, {"--json", "status"},
+	} {
+		var stderr strings.Builder
+		a := newApp(strings.NewReader(""), failingWriter{full}, &stderr)
+		if code := a.run(t.Context(), c.args(args)); code != 1 || !strings.Contains(stderr.String(), full.Error()) {
+			t.Errorf("%v: exit code %d, %q", args, code, &stderr)
+		}
+	}
+}
+
+type failingWriter struct{ err error }
+
+func (w failingWriter) Write([]byte) (int, error) { return 0, w.err }
 
 func TestVersion(t *testing.T) {
 	c := offlineCLI(t)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"lethe/proto/ident"
 	keydv1 "lethe/proto/keyd/v1"
 	"lethe/sdk"
 	"lethe/sdk/receipt"
@@ -81,7 +83,7 @@ func (v recordResult) write(w io.Writer, tenant string) {
 		saved = *v.ReceiptFile
 	}
 	facts(w,
-		"request id", v.RequestID,
+		"request id", printable(v.RequestID),
 		"ledger index", strconv.FormatUint(v.LedgerIndex, 10),
 		"receipt", saved,
 	)
@@ -360,22 +362,84 @@ type verifiedEntryResult struct {
 	Statement   rawJSON  `json:"statement"`
 }
 
+// expectFlags say what a receipt has to be about.
+type expectFlags struct {
+	tenant     string
+	handle     string
+	generation uint32
+}
+
+func (x *expectFlags) add(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&x.tenant, "tenant", "", "the tenant that the receipt has to be about")
+	f.StringVar(&x.handle, "handle", "", "the subject that it has to be about, by the handle that subject status prints")
+	f.Uint32Var(&x.generation, "generation", 0, "the generation that it has to be about")
+	for _, name := range []string{"tenant", "handle", "generation"} {
+		_ = c.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
+	}
+}
+
+// otherReceiptError is a receipt that verifies and is about something else than
+// was expected.
+type otherReceiptError struct{ field string }
+
+func (e *otherReceiptError) Error() string {
+	return "it verifies, and is about another " + e.field + " than the one expected, or about none"
+}
+
+// check compares what a receipt begins with, by which its later entries are
+// bound, with what is expected.
+func (x *expectFlags) check(s *receipt.Statement) error {
+	switch {
+	case x.tenant != "" && s.Tenant != x.tenant:
+		return &otherReceiptError{"tenant"}
+	case x.handle != "" && hex.EncodeToString(s.Handle) != x.handle:
+		return &otherReceiptError{"subject"}
+	case x.generation != 0 && s.Generation != x.generation:
+		return &otherReceiptError{"generation"}
+	}
+	return nil
+}
+
+// usable refuses expectations that no receipt can meet.
+func (x *expectFlags) usable() error {
+	if x.tenant != "" {
+		if err := ident.Tenant(x.tenant); err != nil {
+			return err
+		}
+	}
+	x.handle = strings.ToLower(x.handle)
+	if b, err := hex.DecodeString(x.handle); err != nil || len(b) != 0 && len(b) != 16 {
+		return usagef("--handle: want 32 hexadecimal digits")
+	}
+	return nil
+}
+
 func (a *app) receiptVerifyCommand() *cobra.Command {
 	var k keyFlags
+	var expect expectFlags
 	c := a.command(&cobra.Command{
-		Use:   "verify FILE (--key KEY | --key-file FILE)",
+		Use:   "verify FILE (--key KEY | --key-file FILE) [--tenant T] [--handle H] [--generation N]",
 		Short: "Verify a receipt offline, against pinned keys",
 		Long: `Verify reads a receipt from FILE, or from the standard input if that is "-", and
 verifies it against the ledger's keys as they were pinned: taken with ledger key
 at a time, or through a channel, that the verifier trusts. It talks to nobody.
 It prints what the receipt says is true, and what it does not say or is not yet
-true. Exit code 0 means valid, and nothing else does.`,
+true. Exit code 0 means valid, and nothing else does.
+
+A receipt of somebody else is valid too. Say with --tenant and --handle whom it
+has to be about, and with --generation which life; otherwise compare what is
+printed. A receipt about something else ends with OTHER_RECEIPT.`,
 		Example: `  lethe receipt verify receipt.json --key-file ledger.key
+  lethe receipt verify receipt.json --key-file ledger.key --tenant acme --handle 5f0c1d2e3b4a59687786a5b4c3d2e1f0
   lethe receipt get --tenant acme --index 42 | lethe receipt verify - --key-file ledger.key --json`,
 		Args: exactly("FILE"),
 	}, func(_ context.Context, args []string) error {
 		if args[0] == "-" && k.file == "-" {
 			return usagef("the standard input cannot be both the receipt and the keys")
+		}
+		if err := expect.usable(); err != nil {
+			return err
 		}
 		keys, err := k.pin(a)
 		if err != nil {
@@ -388,6 +452,9 @@ true. Exit code 0 means valid, and nothing else does.`,
 		v, err := receipt.Verify(b, keys)
 		if err != nil {
 			return &evidenceError{err}
+		}
+		if err := expect.check(v.Entries[0].Statement); err != nil {
+			return err
 		}
 		entries, err := receipt.Parse(b)
 		if err != nil {
@@ -406,6 +473,7 @@ true. Exit code 0 means valid, and nothing else does.`,
 		})
 	})
 	k.add(c)
+	expect.add(c)
 	return c
 }
 
@@ -438,7 +506,7 @@ subject. If there are more than --limit, it tells the --page-token to go on with
 	})
 	s.add(a, c)
 	c.Flags().Uint32Var(&limit, "limit", 100, "how many entries at most")
-	c.Flags().StringVar(&token, "page-token", "", "where to go on, as a previous list told")
+	c.Flags().StringVar(&token, pageToken, "", "where to go on, as a previous list told")
 	return c
 }
 

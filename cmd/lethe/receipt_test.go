@@ -55,6 +55,39 @@ func TestReceiptVerify(t *testing.T) {
 	}
 }
 
+// A receipt of somebody else, or of another life, is valid, and not the one that
+// was asked for.
+func TestReceiptVerifyExpects(t *testing.T) {
+	c := newCLI(t)
+	handles := map[string]string{}
+	for _, subject := range []string{"alice", "bob"} {
+		c.ok("", "destroy", "--tenant", "acme", "--subject", subject, "--reason", "r", "--yes", "--receipt", c.path(subject))
+		handles[subject] = c.object("", "subject", "status", "--tenant", "acme", "--subject", subject)["handle"].(string)
+	}
+	c.ok("", "tenant", "create", "other")
+	c.ok("", "tenant", "destroy", "other", "--reason", "r", "--yes-erase", "other", "--receipt", c.path("tenant"))
+	verify := []string{"receipt", "verify", "--key", strings.TrimSpace(c.ok("", "ledger", "key"))}
+	for _, x := range []struct {
+		code int
+		args []string
+	}{
+		{0, []string{c.path("alice"), "--tenant", "acme", "--handle", handles["alice"], "--generation", "1"}},
+		{0, []string{c.path("alice"), "--handle", strings.ToUpper(handles["alice"])}},
+		{32, []string{c.path("alice"), "--handle", handles["bob"]}},
+		{32, []string{c.path("alice"), "--tenant", "other", "--handle", handles["alice"]}},
+		{32, []string{c.path("alice"), "--generation", "2"}},
+		{0, []string{c.path("tenant"), "--tenant", "other"}},
+		{32, []string{c.path("tenant"), "--tenant", "other", "--handle", handles["alice"]}},
+		{2, []string{c.path("alice"), "--handle", handles["alice"][:30]}},
+		{2, []string{c.path("alice"), "--handle", "alice"}},
+		{2, []string{c.path("alice"), "--tenant", "Acme"}},
+	} {
+		if r := c.run("", append(verify, x.args...)...); r.code != x.code || (r.out == "") != (x.code != 0) {
+			t.Errorf("%v: exit code %d, want %d: %q, %q", x.args, r.code, x.code, r.out, r.err)
+		}
+	}
+}
+
 // Not one bit of a receipt could be another.
 func TestReceiptVerifyRefusesAnyFlippedBit(t *testing.T) {
 	c := newCLI(t)

@@ -53,19 +53,36 @@ func (a *app) run(ctx context.Context, args []string) int {
 	root := a.rootCommand()
 	root.SetArgs(args)
 	root.SetIn(a.in)
-	root.SetOut(a.out)
+	help := &checkedWriter{Writer: a.out}
+	root.SetOut(help)
 	root.SetErr(a.err)
 	cmd, err := root.ExecuteContextC(ctx)
-	if err == nil {
-		return 0
-	}
 	var usage *usageError
-	if !a.began && !errors.As(err, &usage) {
+	switch {
+	case err == nil && help.err == nil:
+		return 0
+	case err == nil:
+		err = help.err
+	case !a.began && !errors.As(err, &usage):
 		err = &usageError{err.Error()}
 	}
 	a.json = a.json || wantsJSON(args) // parsing may have stopped before it
 	a.fail(err, cmd.CommandPath())
 	return exitOf(err).code
+}
+
+// checkedWriter keeps the first error of what cobra writes, such as help: cobra
+// itself ends well whether or not it could be written.
+type checkedWriter struct {
+	io.Writer
+	err error
+}
+
+func (w *checkedWriter) Write(p []byte) (int, error) {
+	if w.err == nil {
+		_, w.err = w.Writer.Write(p)
+	}
+	return len(p), nil
 }
 
 // wantsJSON reports whether args ask for JSON, whether or not they parse.
@@ -123,7 +140,21 @@ key for good, and shows and verifies the evidence of that. It talks to keyd.`,
 	add("setup", a.tenantCommand(), a.classCommand(), a.statusCommand())
 	add("operations", a.backupCommand(), a.restoreCommand(), a.benchCommand())
 	root.AddCommand(a.versionCommand(), exitCodesTopic())
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" {
+			c.Args, c.Example = helpTopic, "  lethe help receipt verify"
+		}
+	}
 	return root
+}
+
+// helpTopic refuses help about what there is not.
+func helpTopic(c *cobra.Command, args []string) error {
+	if _, rest, err := c.Root().Find(args); err != nil || len(rest) > 0 {
+		return usagef("no such command")
+	}
+	return nil
 }
 
 // command makes a command whose code has begun once do is called.
@@ -133,10 +164,34 @@ func (a *app) command(c *cobra.Command, do func(ctx context.Context, args []stri
 	}
 	c.DisableFlagsInUseLine = true
 	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := checkGiven(cmd.Flags()); err != nil {
+			return err
+		}
+		if a.timeout < 0 {
+			return usagef("--timeout: at least 0")
+		}
 		a.began = true
 		return do(cmd.Context(), args)
 	}
 	return c
+}
+
+// pageToken is the flag whose empty value means something: the first page.
+const pageToken = "page-token"
+
+// checkGiven refuses a flag that was given an empty value, which is a variable
+// of a script that was not set, and not the wish for the default.
+func checkGiven(flags *pflag.FlagSet) (err error) {
+	flags.Visit(func(f *pflag.Flag) {
+		empty := f.Value.String() == "" && f.Name != pageToken
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			empty = slices.Contains(list.GetSlice(), "")
+		}
+		if empty && err == nil {
+			err = with(usagef("--%s is given an empty value", f.Name), "field", f.Name)
+		}
+	})
+	return err
 }
 
 // group makes a command that only holds others.
