@@ -41,6 +41,10 @@ type DestroyRequest struct {
 	// NotBefore is when to destroy; until then opens are refused and the
 	// destruction can be cancelled. Zero: now.
 	NotBefore time.Time
+	// WaitForHolds lets the destruction wait while a legal hold binds, instead
+	// of ErrHeld: opens are refused at once, it can be cancelled, and it is
+	// carried out as soon as no hold binds.
+	WaitForHolds bool
 }
 
 // Destruction is what DestroyKey achieved.
@@ -55,8 +59,9 @@ type Destruction struct {
 	// Already says that all of it had been destroyed before; the receipt is
 	// that of then.
 	Already bool
-	// Due, unless it is zero, is when the keys will be destroyed: until then
-	// nothing is, and it can be cancelled.
+	// Due, unless it is zero, is when the keys will be destroyed, or later if a
+	// legal hold binds then: until it is done nothing is destroyed, and it can
+	// be cancelled. DestroyKey with the same request tells what has become of it.
 	Due time.Time
 }
 
@@ -78,6 +83,7 @@ func (c *Client) DestroyKey(ctx context.Context, r DestroyRequest) (*Destruction
 		IfGeneration: r.IfGeneration,
 		RequestId:    r.RequestID,
 		Reason:       r.Reason,
+		WaitForHolds: r.WaitForHolds,
 	}
 	if !r.NotBefore.IsZero() {
 		req.NotBefore = timestamppb.New(r.NotBefore)

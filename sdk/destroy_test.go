@@ -59,11 +59,12 @@ func TestDestroyKeySendsEverything(t *testing.T) {
 	r.Classes = []string{"trace", "backup"}
 	r.IfGeneration = 3
 	r.NotBefore = time.Date(2027, 1, 2, 3, 4, 5, 0, time.UTC)
+	r.WaitForHolds = true
 	if _, err := c.DestroyKey(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
 	sent := f.destroys[0]
-	if len(sent.Classes) != 2 || sent.IfGeneration != 3 || !sent.NotBefore.AsTime().Equal(r.NotBefore) {
+	if len(sent.Classes) != 2 || sent.IfGeneration != 3 || !sent.NotBefore.AsTime().Equal(r.NotBefore) || !sent.WaitForHolds {
 		t.Errorf("sent %v", sent)
 	}
 }

@@ -35,6 +35,7 @@ var acts = []act{
 	{"Nor in a fresh client, nor for a new seal; everybody else's opens", fresh},
 	{"Nor after keyd is killed and started again", restart},
 	{"A memory blended from three people outlives two of them, and no more", blend},
+	{"An erasure that a legal hold forbids waits, and goes on by itself", holdErasure},
 	{"The receipt verifies offline, and not once a bit of it is changed", proof},
 	{"A backup is restored, and brings nobody back", restore},
 	{"The epoch is turned, and its root dies", turn},

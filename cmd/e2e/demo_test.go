@@ -136,11 +136,12 @@ func TestDemoChecksItsClaims(t *testing.T) {
 		script string
 		act    int // in which it is found out
 	}{
-		"verifies every receipt": {`[ "$1 $2" = "receipt verify" ] && exit 0`, 11},
+		"verifies every receipt": {`[ "$1 $2" = "receipt verify" ] && exit 0`, 12},
 		"destroys nothing":       {`[ "$1" = destroy ] && exit 0`, 5},
 		"seals nothing":          {`[ "$1" = seal ] && for a; do f=$prev; prev=$a; done && cp "$prev" "$f" && exit 0`, 2},
-		"replays nothing":        {`[ "$1 $2" = "restore --replay" ] && exit 0`, 12},
-		"finds nothing":          {`[ "$1 $2" = "audit residue" ] && exit 0`, 14},
+		"releases nothing":       {`[ "$1 $2" = "hold release" ] && exit 0`, 11},
+		"replays nothing":        {`[ "$1 $2" = "restore --replay" ] && exit 0`, 13},
+		"finds nothing":          {`[ "$1 $2" = "audit residue" ] && exit 0`, 15},
 		"opens nothing":          {`[ "$1" = open ] && exit 10`, 3},
 	} {
 		t.Run(what, func(t *testing.T) {

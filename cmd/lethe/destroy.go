@@ -36,8 +36,10 @@ A subject that was reinstated is destroyed only with its --generation, so that a
 late request cannot kill a later life.
 
 With --not-before it is only scheduled: what was sealed is refused from now on,
-and destroyed then, unless 'lethe cancel' comes before. The same command again,
-with the same request id, tells what has become of it.
+and destroyed then, unless 'lethe cancel' comes before. With --wait-for-holds a
+legal hold does not make it fail (exit code 13): it waits in the same way, and
+goes on by itself as soon as no hold binds. The same command again, with the same
+request id, tells what has become of it.
 ` + subjectHelp,
 		Example: `  lethe destroy --tenant acme --subject-file id.txt --reason gdpr-art17 --receipt receipt.json
   lethe destroy --tenant acme --subject 4711 --class memory --reason user-request --yes --json`,
@@ -50,20 +52,22 @@ with the same request id, tells what has become of it.
 	c.Flags().Uint32Var(&d.generation, "generation", 1, "the generation to destroy")
 	c.Flags().Var(&d.notBefore, "not-before", "when to destroy, such as 2027-01-31T00:00:00Z; until then it can be cancelled")
 	_ = c.RegisterFlagCompletionFunc("not-before", cobra.NoFileCompletions)
+	c.Flags().BoolVar(&d.waitForHolds, "wait-for-holds", false, "let it wait while a legal hold binds, instead of failing")
 	c.Flags().BoolVar(&d.yes, "yes", false, "do not ask")
 	d.command = c
 	return c
 }
 
 type destroyFlags struct {
-	command    *cobra.Command
-	subject    subjectFlags
-	request    requestFlags
-	save       receiptFlags
-	classes    []string
-	generation uint32
-	notBefore  timeValue
-	yes        bool
+	command      *cobra.Command
+	subject      subjectFlags
+	request      requestFlags
+	save         receiptFlags
+	classes      []string
+	generation   uint32
+	notBefore    timeValue
+	waitForHolds bool
+	yes          bool
 }
 
 // destroyResult is what destroy reports. Stages and statement are null if keyd
@@ -113,7 +117,7 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 	defer cancel()
 	done, err := client.DestroyKey(call, sdk.DestroyRequest{
 		Tenant: d.subject.tenant, Subject: id, Classes: d.classes, IfGeneration: d.generation,
-		RequestID: d.request.id, Reason: d.request.reason, NotBefore: d.notBefore.Time,
+		RequestID: d.request.id, Reason: d.request.reason, NotBefore: d.notBefore.Time, WaitForHolds: d.waitForHolds,
 	})
 	if err != nil {
 		return with(err, "request_id", d.request.id)
@@ -134,6 +138,8 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 		switch {
 		case v.AlreadyDestroyed:
 			fmt.Fprintln(w, "already destroyed; the receipt is that of then")
+		case !v.Due.IsZero() && !v.Due.After(a.now()):
+			fmt.Fprintln(w, "waiting, not destroyed: it goes on when no legal hold binds; opens and seals are refused from now on")
 		case !v.Due.IsZero():
 			fmt.Fprintln(w, "scheduled, not destroyed: opens and seals are refused from now on")
 		default:

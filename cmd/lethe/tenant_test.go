@@ -170,6 +170,33 @@ func TestScheduleAndCancel(t *testing.T) {
 	c.fails(14, "", "cancel", "--tenant", "acme", "--subject", "ann", "--reason", "test")
 }
 
+func TestDestroyWaitsForHolds(t *testing.T) {
+	c := newCLI(t)
+	blob := c.ok("hello", "seal", "--tenant", "acme", "--subject", "ann", "--class", "memory")
+	open := []string{"open", "--tenant", "acme", "--subject", "ann", "--class", "memory"}
+	destroy := []string{"destroy", "--tenant", "acme", "--subject", "ann", "--reason", "gdpr-art17", "--yes", "--request-id", "r1"}
+	c.ok("", "hold", "place", "h1", "--tenant", "acme", "--subject", "ann", "--reason", "litigation")
+	c.fails(13, "", destroy...)
+	destroy = append(destroy, "--wait-for-holds")
+	if out := c.ok("", destroy...); !strings.HasPrefix(out, "waiting, not destroyed") || !strings.Contains(out, "not destroyed, not drained") {
+		t.Errorf("waiting:\n%s", out)
+	}
+	v := c.object("", destroy...)
+	if v["due"] == nil || v["already_destroyed"] != false || v["stages"].(map[string]any)["destroyed"] != nil {
+		t.Errorf("waiting: %v", v)
+	}
+	c.fails(11, blob, open...)
+	c.ok("", "hold", "release", "h1", "--tenant", "acme", "--subject", "ann", "--reason", "over")
+	// keyd goes on by itself; how soon depends on the machine.
+	for c.object("", destroy...)["due"] != nil {
+		time.Sleep(10 * time.Millisecond)
+	}
+	c.fails(10, blob, open...)
+	if out := c.ok("", destroy...); !strings.HasPrefix(out, "destroyed\n") {
+		t.Errorf("destroyed:\n%s", out)
+	}
+}
+
 func TestDestroyTenant(t *testing.T) {
 	c := newCLI(t)
 	blob := c.ok("hello", "seal", "--tenant", "acme", "--subject", "ann", "--class", "memory")

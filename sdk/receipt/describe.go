@@ -132,7 +132,7 @@ func (p *printer) stages(st Stages) {
 	}
 	p.line("denied", "since %s: nobody is given these keys", stamp(st.Denied))
 	if st.Destroyed.IsZero() {
-		p.line("destroyed", "not stated; due at %s, and can be cancelled until then", stamp(st.Due))
+		p.line("destroyed", "not stated; due at %s, or when no legal hold binds any more; can be cancelled until it is done", stamp(st.Due))
 	} else {
 		p.line("destroyed", "at %s", stamp(st.Destroyed))
 	}

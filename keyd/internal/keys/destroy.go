@@ -159,9 +159,7 @@ func (k *Keys) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest) (*
 		kind: "destroy", tenant: req.Tenant, subject: slices.Clip(append([]byte{}, req.SubjectId...)),
 		classes: slices.Clone(req.Classes), ifGeneration: req.IfGeneration, id: req.RequestId, reason: req.Reason,
 	}
-	if !due.IsZero() {
-		q.extra = binary.BigEndian.AppendUint64(nil, uint64(due.UnixMilli()))
-	}
+	q.extra = destroyExtra(due, req.WaitForHolds)
 	if err := q.prepare(ctx, k); err != nil {
 		return nil, err
 	}
@@ -178,12 +176,7 @@ func (k *Keys) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest) (*
 				already = row.AlreadyDestroyed
 				return repeatDestroy(r, row)
 			}
-			var p *plan
-			if due.After(now) {
-				p, err = k.planSchedule(r, q, due, now)
-			} else {
-				p, err = k.planDestroy(r, q, now)
-			}
+			p, err := k.planNowOrLater(r, q, due, now, req.WaitForHolds)
 			if err == nil {
 				already = len(p.statements) == 0
 			}
@@ -201,6 +194,36 @@ func (k *Keys) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest) (*
 	return rec, nil
 }
 
+// destroyExtra is what tells two requests to destroy the same apart.
+func destroyExtra(due time.Time, waits bool) (extra []byte) {
+	if !due.IsZero() {
+		extra = binary.BigEndian.AppendUint64(extra, uint64(due.UnixMilli()))
+	}
+	if waits {
+		extra = append(extra, 'w')
+	}
+	return extra
+}
+
+// splitExtra undoes destroyExtra, as far as what is due later goes.
+func splitExtra(extra []byte) (due []byte, waits bool) {
+	n := len(extra) &^ 7
+	return extra[:n], len(extra) != n
+}
+
+// planNowOrLater destroys, or schedules what is due later or, if it waits for
+// holds, what a hold forbids now.
+func (k *Keys) planNowOrLater(r Reader, q *request, due, now time.Time, waits bool) (*plan, error) {
+	if due.After(now) {
+		return k.planSchedule(r, q, due, now, waits)
+	}
+	p, err := k.planDestroy(r, q, now)
+	if waits && is(err, keydv1.Outcome_OUTCOME_HELD) {
+		return k.planSchedule(r, q, now, now, waits)
+	}
+	return p, err
+}
+
 // aim is what a destruction is to reach.
 type aim struct {
 	subject storev1.Subject
@@ -210,8 +233,8 @@ type aim struct {
 	tenant     *storev1.Tenant
 }
 
-// aimOf reads what a request is about, and refuses it while a hold binds.
-// Where everything is destroyed already it returns the plan that says so.
+// aimOf reads what a request is about. Where everything is destroyed already it
+// returns the plan that says so.
 func aimOf(r Reader, q *request, now time.Time) (*aim, *plan, error) {
 	tenant, err := activeTenant(r, q.tenant)
 	if err != nil {
@@ -237,11 +260,12 @@ func aimOf(r Reader, q *request, now time.Time) (*aim, *plan, error) {
 		}
 		return nil, p, err
 	}
-	return a, nil, a.heldBy(now)
+	return a, nil, nil
 }
 
 // heldBy refuses a destruction while a hold binds.
-func (a *aim) heldBy(now time.Time) error {
+func (k *Keys) heldBy(a *aim, now time.Time) error {
+	now = k.holdTime(now)
 	if h := binding(a.tenant.Holds, now); h != nil {
 		return held(h)
 	}
@@ -289,6 +313,9 @@ func (k *Keys) planDestroy(r Reader, q *request, now time.Time) (*plan, error) {
 	a, p, err := aimOf(r, q, now)
 	if p != nil || err != nil {
 		return p, err
+	}
+	if err := k.heldBy(a, now); err != nil {
+		return nil, err
 	}
 	return k.planKill(r, q, a, nil, now, func(tx Tx, index uint64) error { return q.remember(tx, index, now, false, 0) })
 }
@@ -445,6 +472,12 @@ func held(h *storev1.Hold) error {
 	return fail(keydv1.Outcome_OUTCOME_HELD, "a legal hold forbids it").with("hold", h.Id)
 }
 
+// is says whether an error is of an outcome.
+func is(err error, o keydv1.Outcome) bool {
+	var outcome *Error
+	return errors.As(err, &outcome) && outcome.Outcome == o
+}
+
 // wrappedDEKRows finds every row that holds a DEK: while an epoch drains there
 // may be one under each of two epochs.
 func wrappedDEKRows(r Reader, es epochs, tenant, handle id16, keyID []byte) ([][]byte, error) {
@@ -553,6 +586,9 @@ func planReinstate(r Reader, q *request, now time.Time) (*plan, uint32, error) {
 			}
 			if sc.Generation != wanted {
 				return nil, 0, otherGeneration(sc.Generation)
+			}
+			if scheduledFor(&subject, c.Number) {
+				return nil, 0, errPending // it would reach the new life, too
 			}
 			classes = append(classes, sc)
 			s.Classes = append(s.Classes, receipt.Class{Name: name, Number: c.Number})

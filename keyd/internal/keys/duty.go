@@ -110,10 +110,15 @@ func (d *duties) recent(number uint32) error {
 func (d *duties) kick() {
 	for _, w := range []*duty{&d.ofEpochs, &d.ofSubjects} {
 		w.retry.Store(true)
-		select {
-		case w.wake <- struct{}{}:
-		default:
-		}
+		w.rouse()
+	}
+}
+
+// rouse makes the loop look at once.
+func (w *duty) rouse() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
 	}
 }
 

@@ -53,10 +53,10 @@ func (k *Keys) PlaceHold(ctx context.Context, req *keydv1.PlaceHoldRequest) (*Re
 	if err != nil {
 		return nil, err
 	}
-	return k.recordHold(ctx, q, receipt.HoldPlaced, placing(req.HoldId, req.Reason, end))
+	return k.recordHold(ctx, q, receipt.HoldPlaced, k.placing(req.HoldId, req.Reason, end))
 }
 
-func placing(id, reason string, end time.Time) holdChange {
+func (k *Keys) placing(id, reason string, end time.Time) holdChange {
 	return func(holds []*storev1.Hold, s *receipt.Statement, now time.Time) ([]*storev1.Hold, error) {
 		s.Hold = id
 		h := &storev1.Hold{Id: id, Reason: reason, PlacedMs: now.UnixMilli()}
@@ -68,7 +68,7 @@ func placing(id, reason string, end time.Time) holdChange {
 		}
 		// Holds that have ended make room, and free their ids.
 		holds = slices.DeleteFunc(slices.Clone(holds), func(h *storev1.Hold) bool {
-			return h.EndMs != 0 && now.UnixMilli() >= h.EndMs
+			return !binds(h, k.holdTime(now))
 		})
 		for _, other := range holds {
 			if other.Id == h.Id {
@@ -88,6 +88,8 @@ func (k *Keys) ReleaseHold(ctx context.Context, req *keydv1.ReleaseHoldRequest) 
 	if err != nil {
 		return nil, err
 	}
+	// What waits for it goes on by itself, also where the answer is lost.
+	defer k.duties.ofSubjects.rouse()
 	return k.recordHold(ctx, q, receipt.HoldReleased, releasing(req.HoldId))
 }
 

@@ -104,6 +104,15 @@ func (k *Keys) clockDoubted(now time.Time) bool {
 	return believed != 0 && now.Sub(time.UnixMilli(believed)).Abs() > clockBound
 }
 
+// holdTime is the time by which holds end, for what nobody can undo: a clock
+// that is doubted ends none.
+func (k *Keys) holdTime(now time.Time) time.Time {
+	if believed := time.UnixMilli(k.believed.Load()); k.clockDoubted(now) && believed.Before(now) {
+		return believed
+	}
+	return now
+}
+
 // update runs fn in a transaction, again while it conflicts with others.
 func (k *Keys) update(ctx context.Context, fn func(Tx) error) error {
 	for attempt := 0; ; attempt++ {

@@ -202,6 +202,7 @@ func (m *model) Destroy(t *rapid.T) {
 		due = m.r.clock.Now().Add(time.Duration(rapid.IntRange(1, 48).Draw(t, "hours")) * time.Hour).Truncate(time.Millisecond)
 		req.NotBefore = timestamppb.New(due)
 	}
+	req.WaitForHolds = rapid.Bool().Draw(t, "wait for holds")
 	rec, err := m.r.DestroyKey(context.Background(), req)
 	switch {
 	case s.isDead(classes):
@@ -209,10 +210,16 @@ func (m *model) Destroy(t *rapid.T) {
 		if !rec.Repeated {
 			t.Fatal("it was dead, and the answer does not say so")
 		}
-	case m.isHeld(s):
+	case m.isHeld(s) && !req.WaitForHolds:
 		m.want("destroy under a hold", err, isHeld)
 	default:
 		m.want("destroy", err, ok)
+		if due.IsZero() && m.isHeld(s) {
+			due = m.r.clock.Now() // as soon as no hold binds
+		}
+		if rec.Due.IsZero() != due.IsZero() {
+			t.Fatalf("due %v, want %v", rec.Due, due)
+		}
 		if due.IsZero() {
 			s.kill(classes)
 			break
@@ -263,6 +270,9 @@ func (m *model) Reinstate(t *rapid.T) {
 		}
 	case classes != nil && s.dead:
 		m.want("reinstate a class of the dead", err, isErased)
+		return
+	case classes != nil && s.class(classes[0]).dead && !s.due[""].IsZero():
+		m.want("reinstate a class of whom is about to be erased", err, isPending)
 		return
 	case classes != nil && s.class(classes[0]).dead:
 		m.want("reinstate a class", err, ok)
@@ -326,6 +336,9 @@ func (m *model) Release(t *rapid.T) {
 		m.want("release of nothing", err, isUnknown)
 	}
 	m.noteReleases()
+	if rapid.Bool().Draw(t, "at once") {
+		m.work() // otherwise a hold may come before what waited goes on
+	}
 }
 
 // noteReleases marks the shares that may be dropped from now on.

@@ -71,10 +71,10 @@ func (k *Keys) planDestroyTenant(r Reader, q *request, now time.Time) (*plan, er
 			return q.remember(tx, index, now, true, 0)
 		}}, nil
 	}
-	if h := binding(t.Holds, now); h != nil {
+	if h := binding(t.Holds, k.holdTime(now)); h != nil {
 		return nil, held(h)
 	}
-	if err := noSubjectHeld(r, q.keys.id, now); err != nil {
+	if err := noSubjectHeld(r, q.keys.id, k.holdTime(now)); err != nil {
 		return nil, err
 	}
 
@@ -163,7 +163,6 @@ func noSubjectHeld(r Reader, tenant id16, now time.Time) error {
 // sweepBatch is the number of rows that one transaction overwrites.
 const sweepBatch = 512
 
-// sweepTenants overwrites what erased tenants' KEKs wrapped.
 // sweepTenants overwrites what erased tenants' KEKs wrapped.
 func (d *duties) sweepTenants(ctx context.Context) (again bool, err error) {
 	var tenants []id16

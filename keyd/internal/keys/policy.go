@@ -97,9 +97,13 @@ func setWidth(c *storev1.Class, widthS int64, now time.Time) {
 // binding returns the first hold that binds at now.
 func binding(holds []*storev1.Hold, now time.Time) *storev1.Hold {
 	for _, h := range holds {
-		if h.EndMs == 0 || now.UnixMilli() < h.EndMs {
+		if binds(h, now) {
 			return h
 		}
 	}
 	return nil
+}
+
+func binds(h *storev1.Hold, now time.Time) bool {
+	return h.EndMs == 0 || now.UnixMilli() < h.EndMs
 }

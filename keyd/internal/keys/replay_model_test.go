@@ -123,7 +123,7 @@ func (h *history) step() {
 	case "destroy", "schedule":
 		req := &keydv1.DestroyKeyRequest{
 			Tenant: tenant, SubjectId: []byte(subject), Classes: h.someClasses(), IfGeneration: generation,
-			RequestId: h.request(), Reason: "test",
+			RequestId: h.request(), Reason: "test", WaitForHolds: rapid.Bool().Draw(h.rt, "wait for holds"),
 		}
 		if op == "schedule" {
 			req.NotBefore = timestamppb.New(h.clock.Now().Add(time.Duration(rapid.IntRange(-1, 40).Draw(h.rt, "hours")) * time.Hour))

@@ -3,7 +3,6 @@ package keys
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -179,10 +178,10 @@ func (p *replay) plan(r Reader, s *receipt.Statement, q *request) (*plan, error)
 		q.digest = q.sum()
 		return k.planDestroy(r, q, s.Time)
 	case receipt.Scheduled:
-		q.kind, q.ifGeneration = "destroy", s.Generation
-		q.extra = binary.BigEndian.AppendUint64(nil, uint64(s.Due.UnixMilli()))
+		// Whether it was to wait for holds is not stated: it was scheduled.
+		q.kind, q.ifGeneration, q.extra = "destroy", s.Generation, scheduledExtra(s)
 		q.digest = q.sum()
-		return k.planSchedule(r, q, s.Due, s.Time)
+		return k.planSchedule(r, q, s.Due, s.Time, true)
 	case receipt.Cancelled:
 		q.kind = "cancel"
 		classes := q.classes
@@ -206,7 +205,7 @@ func (p *replay) plan(r Reader, s *receipt.Statement, q *request) (*plan, error)
 	case receipt.HoldPlaced:
 		q.kind, q.extra = "place-hold", holdExtra(s.Hold, s.HoldEnd)
 		q.digest = q.sum()
-		return k.planHold(r, q, s.Kind, s.Time, placing(s.Hold, s.Reason, s.HoldEnd))
+		return k.planHold(r, q, s.Kind, s.Time, k.placing(s.Hold, s.Reason, s.HoldEnd))
 	case receipt.HoldReleased:
 		q.kind, q.extra = "release-hold", holdExtra(s.Hold, time.Time{})
 		q.digest = q.sum()
@@ -317,6 +316,11 @@ func (q *request) isReplayed(r Reader, row *storev1.Request) (bool, error) {
 	case q.kind == "cancel" && s.Kind == receipt.Cancelled, q.kind == "destroy" && s.Kind == receipt.Destroyed:
 		first.extra = nil
 	case q.kind == "destroy" && s.Kind == receipt.Scheduled:
+		due, waits := splitExtra(q.extra)
+		first.extra = due
+		if !s.Due.After(s.Time) && waits {
+			first.extra = scheduledExtra(s)
+		}
 	default:
 		return false, nil
 	}
@@ -335,6 +339,15 @@ func (q *request) isReplayed(r Reader, row *storev1.Request) (bool, error) {
 	}
 	sum := first.sum()
 	return bytes.Equal(row.Digest, sum[:]), nil
+}
+
+// scheduledExtra is destroyExtra of a request that was scheduled, as far as
+// its statement tells: what is due at once waited for a hold.
+func scheduledExtra(s *receipt.Statement) []byte {
+	if !s.Due.After(s.Time) {
+		return destroyExtra(time.Time{}, true)
+	}
+	return destroyExtra(s.Due, false)
 }
 
 // loseKeys puts the keys that a statement destroyed and that this store never

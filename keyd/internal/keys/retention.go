@@ -555,7 +555,7 @@ func (d *duties) dropShares(ctx context.Context) error {
 // hold binds its subject or tenant.
 func (k *Keys) holdEnded(r Reader, shareKey []byte) (bool, error) {
 	tenant, handle := id16(shareKey[6:]), id16(shareKey[22:])
-	now := k.now()
+	now := k.holdTime(k.now())
 	var t storev1.Tenant
 	if err := getRow(r, tenantKey(tenant), &t); err != nil {
 		return false, err

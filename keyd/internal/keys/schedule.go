@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -16,8 +17,8 @@ import (
 )
 
 // A scheduled destruction refuses opens and seals at once, and destroys when
-// it is due, unless it is cancelled before. What is scheduled stands in the
-// subject's row; an index by due time is what the duty looks at.
+// it is due and no hold binds, unless it is cancelled before. What is scheduled
+// stands in the subject's row; an index by due time is what the duty looks at.
 
 const (
 	// maxAhead is how far ahead a destruction may be scheduled.
@@ -37,8 +38,9 @@ func notBefore(ts *timestamppb.Timestamp) (time.Time, error) {
 	return ts.AsTime().Truncate(time.Millisecond), nil
 }
 
-// planSchedule schedules what planDestroy would do now.
-func (k *Keys) planSchedule(r Reader, q *request, due, now time.Time) (*plan, error) {
+// planSchedule schedules what planDestroy would do now; unless it waits for
+// them, not while a hold binds.
+func (k *Keys) planSchedule(r Reader, q *request, due, now time.Time, waits bool) (*plan, error) {
 	if due.After(now.Add(maxAhead)) {
 		return nil, invalid("not_before", errors.New("is more than 366 days ahead"))
 	}
@@ -53,6 +55,11 @@ func (k *Keys) planSchedule(r Reader, q *request, due, now time.Time) (*plan, er
 	a, p, err := aimOf(r, q, now)
 	if p != nil || err != nil {
 		return p, err
+	}
+	if !waits {
+		if err := k.heldBy(a, now); err != nil {
+			return nil, err
+		}
 	}
 	subject := &a.subject
 	if len(subject.Schedules) >= maxSchedules || len(subject.LedgerIndexes) >= maxEntriesPerSubject {
@@ -122,6 +129,13 @@ func restate(s *storev1.Subject) {
 	default:
 		s.State = storev1.LifeState_LIFE_STATE_UNSPECIFIED
 	}
+}
+
+// scheduledFor says whether something is scheduled that reaches a class.
+func scheduledFor(s *storev1.Subject, number uint32) bool {
+	return slices.ContainsFunc(s.Schedules, func(e *storev1.Schedule) bool {
+		return len(e.Classes) == 0 || slices.Contains(e.Classes, number)
+	})
 }
 
 // endedSchedules returns what a destruction of these classes (none: the whole
@@ -315,70 +329,105 @@ func planCancel(r Reader, q *request, only []byte, now time.Time) (*plan, error)
 // maxDue bounds the destructions of one run.
 const maxDue = 1000
 
+// dueSubject is one for whom something is due.
+type dueSubject struct {
+	name           string // of the tenant
+	tenant, handle id16
+}
+
 // destroyDue carries out what is due. What a hold binds waits, and holds
 // nobody else up.
 func (d *duties) destroyDue(ctx context.Context) (again bool, err error) {
-	k := d.k
-	now := k.now()
-	type target struct{ tenant, handle id16 }
-	var due []target
-	err = k.scanAll(ctx, []byte{'D'}, nil, func(_ Reader, key, _ []byte) error {
-		if int64(binary.BigEndian.Uint64(key[1:])) > now.UnixMilli() {
-			return errEnough
-		}
-		t := target{id16(key[9:]), id16(key[25:])}
-		if !slices.Contains(due[max(0, len(due)-1):], t) {
-			due = append(due, t)
-		}
-		return nil
-	})
-	if err != nil && !errors.Is(err, errEnough) {
+	due, err := d.findDue(ctx)
+	if err != nil {
 		return false, err
 	}
 	done := 0
-	for _, t := range due {
-		for more := true; more; {
-			if more, err = d.destroyOne(ctx, t.tenant, t.handle); err != nil {
+	// Together they share transactions.
+	for group := range slices.Chunk(due, maxGroup) {
+		errs := make([]error, len(group))
+		var wg sync.WaitGroup
+		for i, s := range group {
+			wg.Go(func() {
+				for more := true; more; {
+					more, errs[i] = d.destroyOne(ctx, s)
+				}
+			})
+		}
+		wg.Wait()
+		for _, err := range errs {
+			if err != nil {
 				return false, err
 			}
-			if more {
-				done++
-			}
 		}
-		if done >= maxDue {
+		if done += len(group); done >= maxDue {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
+// findDue lists the subjects for whom something is due that no hold binds:
+// what waits for a release may be many, and costs no transaction.
+func (d *duties) findDue(ctx context.Context) (due []dueSubject, err error) {
+	k := d.k
+	now := k.stated()
+	tenants := make(map[id16]*storev1.Tenant)
+	err = k.scanAll(ctx, []byte{'D'}, nil, func(r Reader, key, _ []byte) error {
+		if int64(binary.BigEndian.Uint64(key[1:])) > now.UnixMilli() {
+			return errEnough
+		}
+		s := dueSubject{tenant: id16(key[9:]), handle: id16(key[25:])}
+		t := tenants[s.tenant]
+		if t == nil {
+			t = new(storev1.Tenant)
+			if err := getRow(r, tenantKey(s.tenant), t); err != nil {
+				return err
+			}
+			tenants[s.tenant] = t
+		}
+		if t.State != storev1.TenantState_TENANT_STATE_ACTIVE || binding(t.Holds, k.holdTime(now)) != nil {
+			return nil
+		}
+		var subject storev1.Subject
+		if err := getRow(r, subjectKey(s.tenant, s.handle), &subject); err != nil {
+			return err
+		}
+		s.name = t.Name
+		if binding(subject.Holds, k.holdTime(now)) == nil && !slices.Contains(due[max(0, len(due)-1):], s) {
+			due = append(due, s)
+		}
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		err = nil
+	}
+	return due, err
+}
+
 // errEnough ends a scan.
 var errEnough = errors.New("enough")
 
-func (d *duties) destroyOne(ctx context.Context, tenant, handle id16) (bool, error) {
+// destroyOne carries out one thing that is due for a subject, and reports
+// whether there was one.
+func (d *duties) destroyOne(ctx context.Context, s dueSubject) (bool, error) {
 	k := d.k
-	var row storev1.Tenant
-	err := k.store.View(ctx, func(r Reader) error { return getRow(r, tenantKey(tenant), &row) })
-	if err != nil || row.State != storev1.TenantState_TENANT_STATE_ACTIVE {
-		return false, err
-	}
-	subjectRow := string(subjectKey(tenant, handle))
+	subjectRow := string(subjectKey(s.tenant, s.handle))
 	nothing := false
 	o := &op{rows: []string{subjectRow}, closes: subjectRow, check: func(r Reader, now time.Time) (*plan, error) {
 		if err := d.fence(r); err != nil {
 			return nil, err
 		}
-		p, err := k.planDue(r, row.Name, tenant, handle, now)
+		p, err := k.planDue(r, s.name, s.tenant, s.handle, now)
 		nothing = p == nil && err == nil
 		if nothing {
 			return &plan{nothing: true, write: func(Tx, uint64) error { return nil }}, nil
 		}
 		return p, err
 	}}
-	err = k.record(ctx, o)
-	var outcome *Error
-	if errors.As(err, &outcome) && outcome.Outcome == keydv1.Outcome_OUTCOME_HELD {
-		return false, nil
+	err := k.record(ctx, o)
+	if is(err, keydv1.Outcome_OUTCOME_HELD) || is(err, keydv1.Outcome_OUTCOME_ERASED) {
+		return false, nil // since findDue looked
 	}
 	return err == nil && !nothing, err
 }
@@ -402,7 +451,7 @@ func (k *Keys) planDue(r Reader, tenantName string, tenant, handle id16, now tim
 	if first == nil {
 		return nil, nil
 	}
-	if err := a.heldBy(now); err != nil {
+	if err := k.heldBy(a, now); err != nil {
 		return nil, err
 	}
 	a.generation = first.Generation

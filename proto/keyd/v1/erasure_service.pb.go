@@ -95,7 +95,11 @@ type DestroyKeyRequest struct {
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	// When to destroy, at most 366 days ahead; until then opens are refused and
 	// it can be cancelled. Unset, or past: now.
-	NotBefore     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=not_before,json=notBefore,proto3" json:"not_before,omitempty"`
+	NotBefore *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=not_before,json=notBefore,proto3" json:"not_before,omitempty"`
+	// While a legal hold binds, do not refuse the destruction but let it wait:
+	// it is scheduled, due at once or at not_before, and carried out as soon as
+	// no hold binds any more. Without a hold it changes nothing.
+	WaitForHolds  bool `protobuf:"varint,8,opt,name=wait_for_holds,json=waitForHolds,proto3" json:"wait_for_holds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -179,6 +183,13 @@ func (x *DestroyKeyRequest) GetNotBefore() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *DestroyKeyRequest) GetWaitForHolds() bool {
+	if x != nil {
+		return x.WaitForHolds
+	}
+	return false
+}
+
 type DestroyKeyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The receipt, in the form of SPEC.md; save it as it is.
@@ -189,8 +200,9 @@ type DestroyKeyResponse struct {
 	AlreadyDestroyed bool `protobuf:"varint,3,opt,name=already_destroyed,json=alreadyDestroyed,proto3" json:"already_destroyed,omitempty"`
 	// No client that follows the protocol can open the data after this instant.
 	DrainedBy *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=drained_by,json=drainedBy,proto3" json:"drained_by,omitempty"`
-	// Nothing is destroyed yet: it is scheduled for then. A repeat of the
-	// request after that returns the receipt of the destruction too.
+	// Nothing is destroyed yet: it is scheduled for then, or for when no hold
+	// binds any more if that is later. A repeat of the request after that returns
+	// the receipt of the destruction too.
 	Due           *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=due,proto3" json:"due,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -957,7 +969,7 @@ var File_keyd_v1_erasure_service_proto protoreflect.FileDescriptor
 
 const file_keyd_v1_erasure_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1dkeyd/v1/erasure_service.proto\x12\akeyd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfb\x01\n" +
+	"\x1dkeyd/v1/erasure_service.proto\x12\akeyd.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x02\n" +
 	"\x11DestroyKeyRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
@@ -968,7 +980,8 @@ const file_keyd_v1_erasure_service_proto_rawDesc = "" +
 	"request_id\x18\x05 \x01(\tR\trequestId\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x129\n" +
 	"\n" +
-	"not_before\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tnotBefore\"\xe7\x01\n" +
+	"not_before\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tnotBefore\x12$\n" +
+	"\x0ewait_for_holds\x18\b \x01(\bR\fwaitForHolds\"\xe7\x01\n" +
 	"\x12DestroyKeyResponse\x12\x18\n" +
 	"\areceipt\x18\x01 \x01(\fR\areceipt\x12!\n" +
 	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\x12+\n" +
