@@ -72,63 +72,87 @@ func (o *Opener) Forget(id KeyID) { o.m.forget(id) }
 // It fails with one of the errors of this package, or that of Options.Check;
 // dst is then returned as it was, and no plaintext is left behind it.
 func (o *Opener) Append(dst, blob []byte, bound Context) ([]byte, error) {
-	dst, _, err := o.AppendBy(dst, blob, bound)
-	return dst, err
+	if o.policy == Any {
+		dst, _, err := o.appendAny(dst, blob, bound)
+		return dst, err
+	}
+	return o.appendKnown(dst, blob, bound)
 }
 
 // AppendBy is Append, and tells which key opened the blob: for Any the first
 // of the header's recipients that the opener has a key for, for All the first
 // recipient.
 func (o *Opener) AppendBy(dst, blob []byte, bound Context) ([]byte, KeyID, error) {
-	defer runtime.KeepAlive(o)
 	if o.policy == Any {
 		return o.appendAny(dst, blob, bound)
 	}
-	// All of the header is known beforehand.
+	out, err := o.appendKnown(dst, blob, bound)
+	if err != nil {
+		return dst, KeyID{}, err
+	}
+	return out, o.header.Recipients[0], nil
+}
+
+// appendKnown is Append for Single and All, of whose blobs all of the header
+// is known beforehand.
+func (o *Opener) appendKnown(dst, blob []byte, bound Context) ([]byte, error) {
+	defer runtime.KeepAlive(o)
 	h := o.encoded[OneShot][0]
 	hasContext := false
 	if !bytes.HasPrefix(blob, h.raw) {
 		h = o.encoded[OneShot][1]
 		hasContext = true
 		if !bytes.HasPrefix(blob, h.raw) {
-			return dst, KeyID{}, o.refuse(blob)
+			return dst, o.refuse(blob)
 		}
 	}
-	p, err := parsePayload(blob[len(h.raw):], hasContext)
+	tag, sealed, err := cutPayload(blob[len(h.raw):], hasContext)
 	if err != nil {
-		return dst, KeyID{}, err
+		return dst, err
 	}
 	if err := o.admit(); err != nil {
-		return dst, KeyID{}, err
+		return dst, err
 	}
-	aead := o.cache.get(p.prefix)
+	prefix := (*[xaesPrefixSize]byte)(sealed)
+	aead := o.cache.get(prefix)
 	known := aead != nil
 	if !known {
-		if aead, err = o.m.oneShotAEAD(p.prefix); err != nil {
-			return dst, KeyID{}, err
+		if aead, err = o.m.oneShotAEAD(prefix); err != nil {
+			return dst, err
 		}
 	}
-	out, err := aead.Open(dst, nil, p.sealed, h.hash[:])
+	out, err := aead.Open(dst, nil, sealed[xaesPrefixSize:], h.hash[:])
 	if err != nil {
-		return dst, KeyID{}, ErrCorrupt
+		return dst, ErrCorrupt
 	}
 	if !known {
-		o.cache.put(p.prefix, aead)
+		o.cache.put(prefix, aead)
 	}
-	if hasContext != !bound.IsZero() {
-		err = ErrWrongContext
-	} else if hasContext {
-		var tag [contextTagSize]byte
-		if err = o.m.tag(&tag, OneShot, p.nonce, bound); err == nil && !hmac.Equal(tag[:], p.tag) {
-			err = ErrWrongContext
-		}
+	if hasContext || !bound.IsZero() {
+		err = o.compareTag(tag, sealed[:xaesNonceSize], bound)
 	}
-	return o.release(dst, out, o.header.Recipients[0], err)
+	return o.release(dst, out, err)
+}
+
+// compareTag fails with ErrWrongContext unless tag, nil for none, is that of
+// bound.
+func (o *Opener) compareTag(tag, nonce []byte, bound Context) error {
+	if tag == nil || bound.IsZero() {
+		return ErrWrongContext
+	}
+	var want [contextTagSize]byte
+	if err := o.m.tag(&want, OneShot, nonce, bound); err != nil {
+		return err
+	}
+	if !hmac.Equal(want[:], tag) {
+		return ErrWrongContext
+	}
+	return nil
 }
 
 // release returns what was opened, or wipes it because of err or because the
 // keys may no longer be used.
-func (o *Opener) release(dst, out []byte, by KeyID, err error) ([]byte, KeyID, error) {
+func (o *Opener) release(dst, out []byte, err error) ([]byte, error) {
 	if err == nil {
 		err = o.admit()
 	}
@@ -137,37 +161,27 @@ func (o *Opener) release(dst, out []byte, by KeyID, err error) ([]byte, KeyID, e
 		if o.m.dead.Load() {
 			o.cache.drop()
 		}
-		return dst, KeyID{}, err
+		return dst, err
 	}
-	return out, by, nil
+	return out, nil
 }
 
-// payload is a one-shot blob behind its header.
-type payload struct {
-	tag    []byte
-	prefix *[xaesPrefixSize]byte
-	nonce  []byte // the prefix and the GCM nonce
-	sealed []byte // the GCM nonce, ciphertext and GCM tag
-}
-
-func parsePayload(b []byte, hasContext bool) (p payload, err error) {
-	n := xaesNonceSize + tagSize
+// cutPayload cuts a one-shot blob behind its header into the context tag, if it
+// has one, and what XAES made: the nonce, the ciphertext and its tag.
+func cutPayload(b []byte, hasContext bool) (tag, sealed []byte, err error) {
 	if hasContext {
-		n += contextTagSize
+		if len(b) < contextTagSize {
+			return nil, nil, ErrTruncated
+		}
+		tag, b = b[:contextTagSize], b[contextTagSize:]
 	}
-	if len(b) < n {
-		return p, ErrTruncated
+	if len(b) < xaesNonceSize+tagSize {
+		return nil, nil, ErrTruncated
 	}
-	if len(b)-n > MaxPlaintext {
-		return p, ErrTooLarge
+	if len(b)-xaesNonceSize-tagSize > MaxPlaintext {
+		return nil, nil, ErrTooLarge
 	}
-	if hasContext {
-		p.tag, b = b[:contextTagSize], b[contextTagSize:]
-	}
-	p.prefix = (*[xaesPrefixSize]byte)(b)
-	p.nonce = b[:xaesNonceSize]
-	p.sealed = b[xaesPrefixSize:]
-	return p, nil
+	return tag, b, nil
 }
 
 // refuse tells why a one-shot blob does not begin with the header that o expects.
@@ -216,6 +230,7 @@ func (o *Opener) accept(h *Header, f Form) (int, error) {
 }
 
 func (o *Opener) appendAny(dst, blob []byte, bound Context) ([]byte, KeyID, error) {
+	defer runtime.KeepAlive(o)
 	h, n, err := ParseHeader(blob)
 	if err != nil {
 		return dst, KeyID{}, err
@@ -232,27 +247,30 @@ func (o *Opener) appendAny(dst, blob []byte, bound Context) ([]byte, KeyID, erro
 	if err != nil {
 		return dst, KeyID{}, err
 	}
-	p, err := parsePayload(blob[n:], h.Bound)
+	tag, sealed, err := cutPayload(blob[n:], h.Bound)
 	if err != nil {
 		return dst, KeyID{}, err
 	}
-	aead, err := xaesOnce(&keys.payload[OneShot], p.prefix)
+	aead, err := xaesOnce(&keys.payload[OneShot], (*[xaesPrefixSize]byte)(sealed))
 	if err != nil {
 		return dst, KeyID{}, err
 	}
 	hash := sha256.Sum256(blob[:n])
-	out, err := aead.Open(dst, nil, p.sealed, hash[:])
+	out, err := aead.Open(dst, nil, sealed[xaesPrefixSize:], hash[:])
 	if err != nil {
 		return dst, KeyID{}, ErrCorrupt
 	}
 	if h.Bound != !bound.IsZero() {
 		err = ErrWrongContext
 	} else if h.Bound {
-		var tag [contextTagSize]byte
-		newContextMAC(&keys.context[OneShot]).tag(&tag, p.nonce, bound)
-		if !hmac.Equal(tag[:], p.tag) {
+		var want [contextTagSize]byte
+		newContextMAC(&keys.context[OneShot]).tag(&want, sealed[:xaesNonceSize], bound)
+		if !hmac.Equal(want[:], tag) {
 			err = ErrWrongContext
 		}
 	}
-	return o.release(dst, out, h.Recipients[i], err)
+	if out, err = o.release(dst, out, err); err != nil {
+		return dst, KeyID{}, err
+	}
+	return out, h.Recipients[i], nil
 }

@@ -118,13 +118,18 @@ func (s *Sealer) AppendChecked(dst, plaintext []byte, bound Context) ([]byte, er
 			return dst, err
 		}
 	}
-	if bound.IsZero() {
-		dst = slices.Grow(dst, len(p.front)+gcmNonceSize+len(plaintext)+tagSize)
-		// The AEAD comes first: it alone minds where plaintext lies.
-		blob := p.aead.Seal(dst[:len(dst)+len(p.front)], nil, plaintext, s.encoded[OneShot][0].hash[:])
-		copy(blob[len(dst):], p.front)
-		return blob, nil
+	if !bound.IsZero() {
+		return s.appendBound(dst, plaintext, bound, p)
 	}
+	dst = slices.Grow(dst, len(p.front)+gcmNonceSize+len(plaintext)+tagSize)
+	// The AEAD comes first: it alone minds where plaintext lies.
+	blob := p.aead.Seal(dst[:len(dst)+len(p.front)], nil, plaintext, s.encoded[OneShot][0].hash[:])
+	copy(blob[len(dst):], p.front)
+	return blob, nil
+}
+
+// appendBound is AppendChecked with a bound context, for Single and All.
+func (s *Sealer) appendBound(dst, plaintext []byte, bound Context, p *prefix) ([]byte, error) {
 	h := s.encoded[OneShot][1]
 	blob := sealOneShot(dst, plaintext, h, contextTagSize, &p.bytes, p.aead)
 	tag, nonce := tagAndNonce(blob[len(dst)+len(h.raw):])
