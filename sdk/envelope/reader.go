@@ -19,7 +19,7 @@ type Reader struct {
 	workers int
 
 	turn  *openTurn   // being handed out
-	busy  []*openTurn // being opened, oldest first
+	busy  []*openTurn // read ahead and being opened, oldest first
 	plain []byte      // authentic, and not yet handed out
 	spare []byte
 	next  uint64 // segment that the next turn starts with
@@ -29,7 +29,7 @@ type Reader struct {
 	err   error
 }
 
-// openTurn is what one goroutine opens at once.
+// openTurn is what is read at once, and opened by the workers together.
 type openTurn struct {
 	buf   []byte
 	n     int    // bytes of buf that are the turn's
@@ -38,10 +38,13 @@ type openTurn struct {
 	last  bool   // the last of them is the stream's last
 	at    int    // segment to be handed out next
 	good  int    // segments that are open and authentic
-	plain []byte // the last of them
+	plain []byte // the last of them, with one worker
 	err   error  // what comes after the good ones; nil: more turns
-	nonce segmentNonce
-	ready chan struct{}
+
+	nonces [maxTurnSegments]segmentNonce
+	// With several workers: the segments, and what became of each.
+	parts    parts
+	outcomes [maxTurnSegments]error
 }
 
 // openedStream is a stream whose first segment is yet to be opened.
@@ -246,25 +249,30 @@ func (r *Reader) advance(p []byte) error {
 	return r.err
 }
 
-// nextTurn returns the next turn, opened, and keeps the workers busy with those
-// that follow it.
+// nextTurn returns the next turn, opened if there are several workers, and keeps
+// the others busy with those that follow it.
 func (r *Reader) nextTurn() *openTurn {
 	if len(r.busy) == 0 {
 		r.read()
 	}
 	t := r.busy[0]
 	r.busy = append(r.busy[:0], r.busy[1:]...)
-	<-t.ready
 	// The first turn is short and is not kept waiting for a slow source.
-	if r.workers > 1 && t.first > 0 {
-		for len(r.busy) < r.workers && !r.ended {
+	if t.first > 0 {
+		for len(r.busy) < r.workers-1 && !r.ended {
 			r.read()
+			if ahead := r.busy[len(r.busy)-1]; ahead.count > 0 {
+				go ahead.parts.share(ahead.opening(r.s))
+			}
 		}
+	}
+	if r.workers > 1 {
+		t.finish(r.s)
 	}
 	return t
 }
 
-// read reads a turn and has it opened.
+// read reads a turn.
 func (r *Reader) read() {
 	segments := turnSegments(r.turns, r.workers)
 	size := segments * segmentSize
@@ -275,7 +283,7 @@ func (r *Reader) read() {
 		freeBuffer(buf)
 		buf = newBuffer(segments)
 	}
-	t := &openTurn{buf: buf, first: r.next, ready: make(chan struct{})}
+	t := &openTurn{buf: buf, first: r.next}
 	from := streamHeaderSize
 	if t.first > 0 {
 		buf[0] = r.peek
@@ -301,30 +309,38 @@ func (r *Reader) read() {
 	r.ended = t.err != nil
 	r.next += uint64(t.count)
 	r.busy = append(r.busy, t)
-	if r.workers > 1 {
-		go t.open(r.s)
-	} else {
-		close(t.ready) // advance opens it
+	if t.count > 0 {
+		t.parts.start(t.count)
 	}
 }
 
-// open opens the turn's segments in place, up to the first that fails.
-func (t *openTurn) open(s *openedStream) {
-	defer close(t.ready)
-	for t.good < t.count && t.openNext(s, t.sealed(t.good)) {
+// opening opens a segment in place.
+func (t *openTurn) opening(s *openedStream) func(i int) {
+	return func(i int) { _, t.outcomes[i] = t.open(s, i, t.sealed(i)) }
+}
+
+// finish opens what is left and waits for the others, and finds how many
+// segments are good up to the first that is not.
+func (t *openTurn) finish(s *openedStream) {
+	if t.count == 0 {
+		return
+	}
+	t.parts.finish(t.opening(s))
+	for t.good < t.count {
+		if err := t.outcomes[t.good]; err != nil {
+			t.err = err
+			t.count = t.good
+			return
+		}
+		t.good++
 	}
 }
 
 // openNext opens the segment that follows the good ones into dst, which may be
-// that segment itself.
+// that segment itself. It is for one worker.
 func (t *openTurn) openNext(s *openedStream, dst []byte) bool {
-	number := t.first + uint64(t.good)
-	plain, err := s.cipher.open(&t.nonce, dst, t.sealed(t.good), number, t.last && t.good == t.count-1)
-	if err == nil && number == 0 {
-		err = s.contextErr
-	}
+	plain, err := t.open(s, t.good, dst)
 	if err != nil {
-		clear(plain)
 		t.err = err
 		t.count = t.good
 		return false
@@ -332,6 +348,21 @@ func (t *openTurn) openNext(s *openedStream, dst []byte) bool {
 	t.plain = plain
 	t.good++
 	return true
+}
+
+// open opens segment i into dst, which may be that segment itself, and leaves
+// no plaintext there if it fails.
+func (t *openTurn) open(s *openedStream, i int, dst []byte) ([]byte, error) {
+	number := t.first + uint64(i)
+	plain, err := s.cipher.open(&t.nonces[i], dst, t.sealed(i), number, t.last && i == t.count-1)
+	if err == nil && number == 0 {
+		err = s.contextErr
+	}
+	if err != nil {
+		clear(plain)
+		return nil, err
+	}
+	return plain, nil
 }
 
 // sealed returns the bytes of segment i.
@@ -356,7 +387,9 @@ func (r *Reader) Close() error {
 func (r *Reader) fail(err error) error {
 	r.err = err
 	for _, t := range r.busy {
-		<-t.ready
+		if t.count > 0 {
+			t.parts.abandon()
+		}
 		freeBuffer(t.buf)
 	}
 	if r.turn != nil {

@@ -28,10 +28,9 @@ const (
 
 // StreamOptions tune a stream; they have no influence on its bytes.
 type StreamOptions struct {
-	// Workers is how many goroutines may seal or open beside the caller's,
-	// which does all reading and writing. 1 means none: the caller's goroutine
-	// does it all. 0 means one for each CPU, and 8 at most. A stream takes up to
-	// (Workers+2)/2 MiB of memory.
+	// Workers is how many goroutines seal or open at once, the caller's among
+	// them, which alone reads and writes. 0 means one for each CPU, and 8 at
+	// most. A stream takes up to (Workers+2)/2 MiB of memory.
 	Workers int
 }
 

@@ -31,7 +31,7 @@ type Writer struct {
 	done  bool   // Close succeeded
 }
 
-// sealTurn is what one goroutine seals at once: up to maxTurnSegments segments,
+// sealTurn is what the workers seal together: up to maxTurnSegments segments,
 // each of segmentSize bytes, in which the plaintext leaves room for the tag.
 type sealTurn struct {
 	buf   []byte
@@ -40,10 +40,10 @@ type sealTurn struct {
 	at    int    // segment being filled, within the turn
 	off   int    // where in it the next byte goes
 	last  bool   // the segment being filled is the stream's last
-	// sealed is how many segments are.
+	// sealed is how many segments are, with one worker, before the turn is full.
 	sealed int
-	nonce  segmentNonce
-	ready  chan struct{}
+	nonces [maxTurnSegments]segmentNonce
+	parts  parts // with several workers: the segments
 }
 
 // NewWriter begins a stream that is written to w. When ctx ends, the stream is
@@ -105,7 +105,7 @@ func (w *Writer) begin(first uint64) {
 		buf = newBuffer(n)
 	}
 	w.turns++
-	w.turn = &sealTurn{buf: buf, size: n, first: first, ready: make(chan struct{})}
+	w.turn = &sealTurn{buf: buf, size: n, first: first}
 }
 
 // room returns where the next plaintext goes in the segment being filled.
@@ -127,15 +127,24 @@ func (t *sealTurn) extend() bool {
 // seal seals the segments that are not sealed yet, up to the one being filled.
 func (t *sealTurn) seal(c *segmentCipher) {
 	for ; t.sealed <= t.at; t.sealed++ {
-		lo, hi := t.sealed*segmentSize, t.sealed*segmentSize+segmentPlain
-		if t.sealed == t.at {
-			hi = lo + t.off
-		}
-		if t.first == 0 && t.sealed == 0 {
-			lo += streamHeaderSize
-		}
-		c.seal(&t.nonce, t.buf[lo:hi], t.first+uint64(t.sealed), t.last && t.sealed == t.at)
+		t.sealSegment(c, t.sealed)
 	}
+}
+
+// sealing seals a segment.
+func (t *sealTurn) sealing(c *segmentCipher) func(i int) {
+	return func(i int) { t.sealSegment(c, i) }
+}
+
+func (t *sealTurn) sealSegment(c *segmentCipher, i int) {
+	lo, hi := i*segmentSize, i*segmentSize+segmentPlain
+	if i == t.at {
+		hi = i*segmentSize + t.off
+	}
+	if t.first == 0 && i == 0 {
+		lo += streamHeaderSize
+	}
+	c.seal(&t.nonces[i], t.buf[lo:hi], t.first+uint64(i), t.last && i == t.at)
 }
 
 // bytes is the turn as it goes out, once sealed.
@@ -226,30 +235,38 @@ func (w *Writer) flush() error {
 	if err := w.s.admit(); err != nil {
 		return w.fail(err)
 	}
-	var oldest *sealTurn
 	if w.workers == 1 {
 		t.seal(w.cipher)
-		oldest = t
 	} else {
-		if len(w.busy) == w.workers {
-			oldest = w.busy[0]
-			<-oldest.ready
-			w.busy = append(w.busy[:0], w.busy[1:]...)
+		w.share(t)
+		if len(w.busy) < w.workers {
+			w.begin(next)
+			return nil
 		}
-		w.busy = append(w.busy, t)
-		go func() {
-			defer close(t.ready)
-			t.seal(w.cipher)
-		}()
+		t = w.finishOldest()
 	}
 	w.turn = nil
-	if oldest != nil {
-		if err := w.emit(oldest); err != nil {
-			return err
-		}
+	if err := w.emit(t); err != nil {
+		return err
 	}
 	w.begin(next)
 	return nil
+}
+
+// share has the other workers begin to seal t.
+func (w *Writer) share(t *sealTurn) {
+	t.parts.start(t.at + 1)
+	w.busy = append(w.busy, t)
+	go t.parts.share(t.sealing(w.cipher))
+}
+
+// finishOldest returns the oldest turn that is being sealed, and helps to
+// seal it.
+func (w *Writer) finishOldest() *sealTurn {
+	t := w.busy[0]
+	w.busy = append(w.busy[:0], w.busy[1:]...)
+	t.parts.finish(t.sealing(w.cipher))
+	return t
 }
 
 // emit writes a sealed turn, and keeps its memory for the next.
@@ -293,10 +310,7 @@ func (w *Writer) Close() error {
 	// Everything before the end goes out first: what may take long comes before
 	// the last look at ctx and the lease.
 	for len(w.busy) > 0 {
-		t := w.busy[0]
-		<-t.ready
-		w.busy = w.busy[1:]
-		if err := w.emit(t); err != nil {
+		if err := w.emit(w.finishOldest()); err != nil {
 			return err
 		}
 	}
@@ -308,7 +322,13 @@ func (w *Writer) Close() error {
 	}
 	t := w.turn
 	t.last = true
-	t.seal(w.cipher)
+	if w.workers == 1 || t.at == 0 {
+		t.seal(w.cipher)
+	} else {
+		w.turn = nil
+		w.share(t)
+		w.finishOldest()
+	}
 	if err := w.emit(t); err != nil {
 		return err
 	}
@@ -337,7 +357,7 @@ func (w *Writer) fail(err error) error {
 		freeBuffer(w.turn.buf)
 	}
 	for _, t := range w.busy {
-		<-t.ready
+		t.parts.abandon()
 		freeBuffer(t.buf)
 	}
 	freeBuffer(w.spare)
