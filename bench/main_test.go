@@ -1,13 +1,17 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"encoding/xml"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"lethe/bench/measure"
 	"lethe/bench/report"
 )
 
@@ -57,6 +61,11 @@ func TestEverySection(t *testing.T) {
 			}
 		case strings.HasSuffix(f, ".svg"):
 			plots++
+			if err := wellFormed(b); err != nil {
+				t.Errorf("%s: %v", filepath.Base(f), err)
+			}
+		case strings.HasSuffix(f, ".md"):
+			tables(t, string(b))
 		}
 	}
 	if len(r.Sections) != len(sections) {
@@ -79,6 +88,56 @@ func TestEverySection(t *testing.T) {
 	}
 	if plots < 4 {
 		t.Errorf("%d plots were drawn", plots)
+	}
+}
+
+func wellFormed(b []byte) error {
+	d := xml.NewDecoder(bytes.NewReader(b))
+	for {
+		if _, err := d.Token(); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// tables checks that every row of a table has as many cells as its head.
+func tables(t *testing.T, markdown string) {
+	cells, rows := 0, 0
+	for line := range strings.Lines(markdown) {
+		if !strings.HasPrefix(line, "|") {
+			cells = 0
+			continue
+		}
+		n := strings.Count(strings.ReplaceAll(line, `\|`, ""), "|")
+		if cells == 0 {
+			cells = n
+		}
+		if n != cells {
+			t.Errorf("a row of another width than its table: %s", line)
+		}
+		rows++
+	}
+	if rows < 100 {
+		t.Errorf("the report has %d rows", rows)
+	}
+}
+
+// What is beside the cipher is taken from the same round as the cipher.
+func TestCeiling(t *testing.T) {
+	limit, nonce, clocks := measure.Result{Rounds: []float64{100, 200, 400}}, measure.Result{Rounds: []float64{50, 100, 0}}, measure.Result{Rounds: []float64{50, 100, 400}}
+	for op, want := range map[string]float64{"Seal": 0.5, "Open": 0.5} {
+		if got, _ := ceiling(op, limit, nonce, clocks); got != want {
+			t.Errorf("%s: %v, want %v", op, got, want)
+		}
+	}
+	clocks.Rounds = []float64{0, 0, 0}
+	if got, _ := ceiling("Open", limit, nonce, clocks); got != 1 {
+		t.Errorf("Open without clocks: %v", got)
+	}
+	if got, _ := ceiling("Seal", limit, nonce, clocks); got != 2.0/3 {
+		t.Errorf("Seal with a nonce alone: %v", got)
 	}
 }
 

@@ -34,7 +34,7 @@ var profiles = map[string]profile{
 	"quick": {
 		sections: []string{"oneshot", "streams", "calls", "durable", "latency"},
 		sizes:    []int{256, 1 << 10, 4 << 10, 64 << 10, 1 << 20},
-		turn:     time.Millisecond, rounds: 15,
+		turn:     2 * time.Millisecond, rounds: 15,
 		streamBytes: 16 << 20, rangedBytes: 64 << 20, pipeBytes: 256 << 20, pipeRounds: 3,
 		subjects: 2_000, callTurn: 400 * time.Millisecond, callRounds: 3, unloaded: 200,
 		openLoop: 2 * time.Second,

@@ -47,6 +47,10 @@ type nowhere struct{}
 
 func (nowhere) Write(p []byte) (int, error) { return len(p), nil }
 
+// sourceAlone is no way of sealing: it shows what the copy costs with which all
+// but the limit get at their input.
+const sourceAlone = "reading the source, no cipher"
+
 // streamer is one way of sealing and opening a stream of b.streamBytes.
 type streamer struct {
 	name       string
@@ -55,7 +59,8 @@ type streamer struct {
 
 func (b *bench) streams() (*report.Section, error) {
 	s := &report.Section{Title: "Streams", Text: fmt.Sprintf(`Streams of %s from memory to nowhere. The limit seals segments of 64 KiB that stay in the cache, on one and on two goroutines.
-"Write" and "Read" go through io.Writer and io.Reader with %s a call, which copies; "ReadFrom" and "WriteTo" do not.`, byteSize(b.streamBytes), byteSize(chunk))}
+"Write" and "Read" go through io.Writer and io.Reader with %[2]s a call, which copies; "ReadFrom" and "WriteTo" do not.
+Each of them gets at its input with one copy of it, which is also measured alone: sealing reads the same %[2]s over and over, opening a blob in memory.`, byteSize(b.streamBytes), byteSize(chunk))}
 	all, err := b.streamers()
 	if err != nil {
 		return nil, err
@@ -91,14 +96,28 @@ func (b *bench) streams() (*report.Section, error) {
 			t.Add(name, mbps(b.streamBytes, r.NsPerOp), r.CPUNsPerOp/mib/1024, r.AllocsPerOp/mib, r.Ratio, percent(r.Spread))
 		}
 		s.Tables = append(s.Tables, t)
-		one := func(name string) float64 { return by[name].Ratio }
-		two := one("AES-256-GCM ×2")
-		best := max(one("Lethe ReadFrom/WriteTo, 2 workers"), one("Lethe Write/Read, 2 workers"))
-		b.target(report.AtLeast(op+" stream, 1 worker, io.Reader/io.Writer, of raw GCM", 0.82, one("Lethe Write/Read, 1 worker"), "a copy of every byte; memory bandwidth"))
-		b.target(report.AtLeast(op+" stream, 1 worker, no copy, of raw GCM", 0.90, one("Lethe ReadFrom/WriteTo, 1 worker"), "segments of a stream do not stay in the cache as the limit's do"))
-		b.target(report.AtLeast(op+" stream, 2 workers, of raw GCM on two", 0.85, best/two, fmt.Sprintf("raw GCM on two goroutines reaches %.2f times one", two)))
+		one, two, source := by["AES-256-GCM ×1 (the limit)"], by["AES-256-GCM ×2"], by[sourceAlone]
+		ratio := func(name string) float64 { return by[name].Ratio }
+		// A stream's bytes come from somewhere: one copy of each is the least.
+		top := func(limit measure.Result, workers float64) float64 {
+			tops := make([]float64, len(limit.Rounds))
+			for i, ns := range limit.Rounds {
+				tops[i] = ns / (ns + source.Rounds[i]/workers)
+			}
+			return measure.Median(tops)
+		}
+		of := func(limit measure.Result, name string) float64 {
+			return measure.Median(measure.Quotients(limit.Rounds, by[name].Rounds))
+		}
+		oneTop := fmt.Sprintf("at most %.2f with reading the source, a copy of every byte, beside GCM", top(one, 1))
+		b.target(report.AtLeast(op+" stream, 1 worker, io.Reader/io.Writer, of raw GCM", 0.82, ratio("Lethe Write/Read, 1 worker"), oneTop))
+		b.target(report.AtLeast(op+" stream, 1 worker, no copy, of raw GCM", 0.90, ratio("Lethe ReadFrom/WriteTo, 1 worker"), oneTop))
+		b.target(report.AtLeast(op+" stream, 2 workers, of raw GCM on two", 0.85,
+			max(of(two, "Lethe ReadFrom/WriteTo, 2 workers"), of(two, "Lethe Write/Read, 2 workers")),
+			fmt.Sprintf("at most %.2f with reading the source; raw GCM on two goroutines reaches %.2f times one", top(two, 2), two.Ratio)))
 		b.target(report.AtLeast(op+" stream, 2 workers, times Tink's streaming", 1.7,
-			best/max(one("Tink AES-GCM-HKDF 4 KiB"), one("Tink AES-GCM-HKDF 1 MiB")), ""))
+			max(ratio("Lethe ReadFrom/WriteTo, 2 workers"), ratio("Lethe Write/Read, 2 workers"))/
+				max(ratio("Tink AES-GCM-HKDF 4 KiB"), ratio("Tink AES-GCM-HKDF 1 MiB")), ""))
 	}
 	for _, f := range []func() (report.Table, error){b.streamMemory, b.randomAccess, b.pipes} {
 		t, err := f()
@@ -151,6 +170,9 @@ func (b *bench) streamers() ([]streamer, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
+	all = append(all, streamer{sourceAlone,
+		func() error { return drain(&repeated{plain, int64(b.streamBytes)}) },
+		func() error { return drain(bytes.NewReader(blob.Bytes())) }})
 	for _, workers := range []int{1, 2} {
 		opts := envelope.StreamOptions{Workers: workers}
 		sealWith := func(fill func(*envelope.Writer) error) func() error {

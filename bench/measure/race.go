@@ -1,7 +1,7 @@
 // Package measure times things against each other, so that what else the
 // machine does disturbs all of them alike: contenders take short turns, round
-// by round, in an order that rotates, and what is stated is the median of the
-// rounds' ratios.
+// by round, in an order drawn anew for each, and what is stated is the median of
+// the rounds' ratios.
 package measure
 
 import (
@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
@@ -34,6 +35,11 @@ type Race struct {
 	Rounds int
 }
 
+// warmUp is the share of a turn that is run before it, and not timed: whoever
+// came before has left the caches full of his own, and the collector at work on
+// what he allocated.
+const warmUp = 0.25
+
 // Result is what a Race found of one contender.
 type Result struct {
 	Name string
@@ -51,6 +57,8 @@ type Result struct {
 	// Spread is half the distance between the quartiles of the quotients,
 	// divided by their median.
 	Spread float64
+	// Rounds are the times of one operation, round by round.
+	Rounds []float64
 }
 
 // Run races the contenders; the first is the one that Ratio refers to.
@@ -69,12 +77,11 @@ func (r Race) Run(ctx context.Context, contenders ...Contender) ([]Result, error
 		}
 	}
 	wall, cpu := make([][]float64, len(contenders)), make([][]float64, len(contenders))
-	for round := range r.Rounds {
-		for j := range contenders {
+	for range r.Rounds {
+		for _, i := range rand.Perm(len(contenders)) {
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
-			i := (round + j) % len(contenders)
 			w, c, err := turn(contenders[i], counts[i])
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", contenders[i].Name, err)
@@ -89,6 +96,7 @@ func (r Race) Run(ctx context.Context, contenders ...Contender) ([]Result, error
 		results[i].NsPerOp, results[i].CPUNsPerOp = Median(wall[i]), Median(cpu[i])
 		results[i].Ratio, results[i].Spread = Median(q), Spread(q)
 		results[i].CPURatio = Median(Quotients(cpu[0], cpu[i]))
+		results[i].Rounds = wall[i]
 	}
 	return results, nil
 }
@@ -109,19 +117,28 @@ func calibrate(c Contender, d time.Duration) (int, error) {
 }
 
 func turn(c Contender, n int) (wall, cpu time.Duration, err error) {
-	w, p := time.Now(), CPU()
-	if c.Threads <= 1 {
-		err = c.Run(0, n)
-	} else {
-		errs := make([]error, c.Threads)
-		var wg sync.WaitGroup
-		for t := range c.Threads {
-			wg.Go(func() { errs[t] = c.Run(t, n) })
+	if warm := int(warmUp * float64(n)); warm > 0 {
+		if err := c.run(warm); err != nil {
+			return 0, 0, err
 		}
-		wg.Wait()
-		err = errors.Join(errs...)
 	}
+	w, p := time.Now(), CPU()
+	err = c.run(n)
 	return time.Since(w), CPU() - p, err
+}
+
+// run does n operations on each thread.
+func (c Contender) run(n int) error {
+	if c.Threads <= 1 {
+		return c.Run(0, n)
+	}
+	errs := make([]error, c.Threads)
+	var wg sync.WaitGroup
+	for t := range c.Threads {
+		wg.Go(func() { errs[t] = c.Run(t, n) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 func allocations(c Contender, n int) (allocs, bytes float64, err error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"testing"
 	"time"
 )
@@ -37,6 +38,29 @@ func TestRatio(t *testing.T) {
 	}
 	if a := results[1].AllocsPerOp; a != 0 {
 		t.Errorf("%v allocations an operation", a)
+	}
+}
+
+// Each round times a turn of each contender, before which others are run that
+// are not timed.
+func TestRounds(t *testing.T) {
+	const rounds = 5
+	results, err := Race{Turn: time.Millisecond, Rounds: rounds}.Run(context.Background(),
+		Contender{Name: "one", Run: spin(100)}, Contender{Name: "two", Run: spin(200)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range results {
+		if len(r.Rounds) != rounds || r.NsPerOp != Median(r.Rounds) {
+			t.Errorf("%s: rounds %v of median %v", r.Name, r.Rounds, r.NsPerOp)
+		}
+	}
+	var ran []int
+	if _, _, err := turn(Contender{Run: func(_, n int) error { ran = append(ran, n); return nil }}, 100); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(ran, []int{25, 100}) {
+		t.Errorf("a turn of 100 ran %v", ran)
 	}
 }
 

@@ -174,7 +174,7 @@ func (r *Report) markdown(name string) string {
 	for _, f := range facts {
 		fmt.Fprintf(&b, "| %s | %s |\n", f[0], cell(f[1]))
 	}
-	b.WriteString("\nRatios are of the same run: contenders take turns, round by round, in an order that rotates; stated is the median of the rounds' quotients. " +
+	b.WriteString("\nRatios are of the same run: contenders take turns, round by round, in an order drawn anew for each; stated is the median of the rounds' quotients. " +
 		"\"Spread\" is half the distance between the quartiles of the quotients, divided by their median: how far the machine's noise moves one round.\n")
 	if len(r.Targets) != 0 {
 		b.WriteString("\n## Targets\n\n")
