@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -28,61 +29,70 @@ var system = newSystemClock()
 // systemClock spares the hot path a system call: boot time is Go's monotonic
 // clock plus an offset that only a suspend changes, and a suspend also changes
 // the distance between the wall clock and the monotonic one, as does a step of
-// the wall clock. The offset is read again whenever that distance has moved,
-// and once a second in any case.
+// the wall clock. The offset is read again whenever that distance has moved, and
+// every 10 ms in any case: for no longer can a suspend be missed, even if
+// the wall clock was set back by as much.
 type systemClock struct {
 	// now reads the wall clock and the monotonic clock, and boot the boot-time
 	// clock; it is given mono in case there is none.
-	now    func() (wall time.Time, mono time.Duration)
-	boot   func(mono time.Duration) time.Duration
-	offset atomic.Pointer[bootOffset]
-}
+	now  func() (wall time.Time, mono time.Duration)
+	boot func(mono time.Duration) time.Duration
 
-type bootOffset struct {
-	read     time.Duration // monotonic time of the reading
-	distance time.Duration // wall clock less monotonic time
-	offset   time.Duration // boot time less monotonic time
+	// Read in this order and written in the other, so that no offset is taken
+	// for one that was read later than it was.
+	read     atomic.Int64 // monotonic time of the reading
+	distance atomic.Int64 // wall clock less monotonic time
+	offset   atomic.Int64 // boot time less monotonic time
+	writing  sync.Mutex
 }
 
 const (
 	offsetTolerance = time.Millisecond
-	offsetAge       = time.Second
+	offsetAge       = 10 * time.Millisecond
 )
 
 func newSystemClock() *systemClock {
 	start := time.Now()
-	return &systemClock{
-		now: func() (time.Time, time.Duration) {
-			wall := time.Now()
-			return wall, wall.Sub(start)
-		},
-		boot: bootTime,
-	}
+	return newClock(func() (time.Time, time.Duration) {
+		wall := time.Now()
+		return wall, wall.Sub(start)
+	}, bootTime)
+}
+
+func newClock(now func() (time.Time, time.Duration), boot func(time.Duration) time.Duration) *systemClock {
+	c := &systemClock{now: now, boot: boot}
+	c.readOffset()
+	return c
 }
 
 func (c *systemClock) Now() (time.Time, time.Duration) {
 	wall, mono := c.now()
-	distance := time.Duration(wall.UnixNano()) - mono
-	o := c.offset.Load()
-	if o == nil || mono-o.read > offsetAge || (distance-o.distance).Abs() > offsetTolerance {
-		o = c.readOffset()
+	read, distance, offset := time.Duration(c.read.Load()), time.Duration(c.distance.Load()), time.Duration(c.offset.Load())
+	if mono-read > offsetAge || (time.Duration(wall.UnixNano())-mono-distance).Abs() > offsetTolerance {
+		offset = c.readOffset()
 	}
-	return wall, mono + o.offset
+	return wall, mono + offset
 }
 
-func (c *systemClock) readOffset() *bootOffset {
-	o := &bootOffset{}
+func (c *systemClock) readOffset() time.Duration {
+	var read, distance, offset time.Duration
 	for range 10 {
 		wall, mono := c.now()
 		boot := c.boot(mono)
-		o.read, o.distance, o.offset = mono, time.Duration(wall.UnixNano())-mono, boot-mono
+		read, distance, offset = mono, time.Duration(wall.UnixNano())-mono, boot-mono
 		// Reading the two clocks took no longer than the offset may be off by.
 		if _, after := c.now(); after-mono < offsetTolerance {
 			break
 		}
 	}
-	c.offset.Store(o)
-	return o
+	// Nobody waits for another who writes: he has a reading of his own.
+	if c.writing.TryLock() {
+		c.offset.Store(int64(offset))
+		c.distance.Store(int64(distance))
+		c.read.Store(int64(read))
+		c.writing.Unlock()
+	}
+	return offset
 }
 
 func (c *systemClock) AfterFunc(d time.Duration, f func()) func() bool {
