@@ -22,6 +22,10 @@ import (
 // MaxMessage is the size in bytes of the largest request that is read.
 const MaxMessage = 1 << 20
 
+// streamWorkers is how many goroutines are kept for calls; more calls than
+// these at a time get one of their own each.
+const streamWorkers = 64
+
 // Options are the server options that put the gate before every handler.
 func Options(k *keys.Keys, p *policy.Policy, log *slog.Logger) []grpc.ServerOption {
 	g := &gate{keys: k, policy: p, log: log}
@@ -29,6 +33,8 @@ func Options(k *keys.Keys, p *policy.Policy, log *slog.Logger) []grpc.ServerOpti
 		grpc.UnaryInterceptor(g.unary),
 		grpc.StreamInterceptor(g.stream),
 		grpc.MaxRecvMsgSize(MaxMessage),
+		// A call on a goroutine that served others finds a stack that has grown.
+		grpc.NumStreamWorkers(streamWorkers),
 		// Clients look every 20 s whether a quiet connection lives.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	}
