@@ -94,7 +94,7 @@ func BenchmarkGet(b *testing.B) {
 	for _, clients := range []int{1, 2, 64} {
 		b.Run(fmt.Sprintf("store/clients=%d", clients), func(b *testing.B) { benchClients(b, clients, get) })
 		b.Run(fmt.Sprintf("badger/clients=%d", clients), func(b *testing.B) {
-			ts := s.snaps.newest()
+			ts := s.snaps.newest().ts
 			benchClients(b, clients, func(uint64) error {
 				txn := s.db.NewTransactionAt(ts, false)
 				defer txn.Discard()

@@ -227,7 +227,8 @@ func (s *Store) restart(g *group, waiting []*request) {
 
 // runFns runs the requests' functions and gathers in g what they wrote.
 func (s *Store) runFns(g *group, waiting []*request) (rest []*request) {
-	txn := s.db.NewTransactionAt(s.snaps.newest(), false)
+	snap := s.snaps.newest()
+	txn := s.db.NewTransactionAt(snap.ts, false)
 	defer txn.Discard()
 	failed := s.failed()
 	room := s.room(s.maxBytes)
@@ -240,7 +241,7 @@ func (s *Store) runFns(g *group, waiting []*request) (rest []*request) {
 			g.members = append(g.members, r)
 			continue
 		}
-		t := &tx{reader: reader{ctx: r.ctx, txn: txn, under: &g.overlay}, store: s}
+		t := &tx{reader: reader{ctx: r.ctx, txn: txn, rows: snap.rows, under: &g.overlay}, store: s}
 		t.reader.over = &t.own
 		s.call(r, t)
 		if r.err == nil && len(t.own.rows) > 0 && room != nil {
@@ -281,7 +282,7 @@ func (s *Store) commit(o *overlay) error {
 	if len(o.rows) == 0 {
 		return nil
 	}
-	ts := s.snaps.newest() + 1
+	ts := s.snaps.newest().ts + 1
 	txn := s.db.NewTransactionAt(ts-1, true)
 	defer txn.Discard()
 	for k, row := range o.rows {

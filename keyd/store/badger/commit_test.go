@@ -326,7 +326,7 @@ func TestCompactionKeepsWhatIsRead(t *testing.T) {
 		}
 	}
 	versions := func() (n int) {
-		txn := s.db.NewTransactionAt(s.snaps.newest(), false)
+		txn := s.db.NewTransactionAt(s.snaps.newest().ts, false)
 		defer txn.Discard()
 		it := txn.NewIterator(badger.IteratorOptions{AllVersions: true})
 		defer it.Close()

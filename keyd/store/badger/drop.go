@@ -155,12 +155,13 @@ func (s *Store) dropPrefixes(parts [][]byte) error {
 	if err := s.db.DropPrefix(parts...); err != nil {
 		return s.fail("dropping a range", err)
 	}
+	s.snaps.dropped()
 	return nil
 }
 
 // versionsLeft returns the parts under which there is any version of a row.
 func (s *Store) versionsLeft(parts [][]byte) (left [][]byte) {
-	txn := s.db.NewTransactionAt(s.snaps.newest(), false)
+	txn := s.db.NewTransactionAt(s.snaps.newest().ts, false)
 	defer txn.Discard()
 	for _, p := range parts {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: p, AllVersions: true})

@@ -21,9 +21,11 @@ type snapshots struct {
 // snapshot is what a reader reads.
 type snapshot struct {
 	ts uint64
-	// era counts the drops that ended before the reader began: a reader of an
-	// earlier era may keep dropped bytes alive.
+	// era counts the drops of rows, slices of a range, that ended before the
+	// reader began: one of an earlier era may keep dropped bytes alive.
 	era uint64
+	// rows were read from this snapshot, and are seen by its readers alone.
+	rows *rowCache
 }
 
 type openSnapshot struct {
@@ -32,15 +34,15 @@ type openSnapshot struct {
 }
 
 func (s *snapshots) init(ts uint64) {
-	s.next.ts = ts
+	s.next = snapshot{ts: ts, rows: new(rowCache)}
 	s.ended.L = &s.mu
 }
 
-// newest returns the newest published timestamp.
-func (s *snapshots) newest() uint64 {
+// newest returns the newest published snapshot.
+func (s *snapshots) newest() snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.next.ts
+	return s.next
 }
 
 // begin opens the newest snapshot; it reports false after drain began.
@@ -75,11 +77,19 @@ func (s *snapshots) end(snap snapshot) {
 func (s *snapshots) publish(ts uint64) (oldest uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.next.ts = ts
+	s.next.ts, s.next.rows = ts, new(rowCache)
 	if len(s.open) > 0 {
 		return s.open[0].ts
 	}
 	return ts
+}
+
+// dropped begins another era: rows are gone that were part of the newest
+// snapshot.
+func (s *snapshots) dropped() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next.era, s.next.rows = s.next.era+1, new(rowCache)
 }
 
 // drain refuses new readers and waits for the last one.
@@ -92,7 +102,7 @@ func (s *snapshots) drain() {
 	}
 }
 
-// outlive waits until every reader that has begun so far has ended.
+// outlive waits until every reader that began before the last drop has ended.
 func (s *snapshots) outlive(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() {
 		s.mu.Lock()
@@ -102,7 +112,6 @@ func (s *snapshots) outlive(ctx context.Context) error {
 	defer stop()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.next.era++
 	era := s.next.era
 	for len(s.open) > 0 && s.open[0].era < era {
 		if err := ctx.Err(); err != nil {

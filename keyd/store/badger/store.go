@@ -137,7 +137,7 @@ func open(o Options, dir *directory) (*Store, error) {
 	}
 	s.snaps.init(db.MaxVersion())
 	s.queue.init()
-	db.SetDiscardTs(s.snaps.newest())
+	db.SetDiscardTs(s.snaps.newest().ts)
 	if err := dir.settle(); err != nil {
 		_ = db.Close()
 		return nil, err
@@ -181,7 +181,7 @@ func (s *Store) View(ctx context.Context, fn func(keys.Reader) error) error {
 		return err
 	}
 	defer s.snaps.end(snap)
-	r := &reader{ctx: ctx, txn: s.db.NewTransactionAt(snap.ts, false)}
+	r := &reader{ctx: ctx, txn: s.db.NewTransactionAt(snap.ts, false), rows: snap.rows}
 	defer r.close()
 	return fn(r)
 }

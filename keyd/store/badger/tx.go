@@ -55,8 +55,9 @@ func (o *overlay) add(more *overlay) {
 type reader struct {
 	ctx    context.Context
 	txn    *badger.Txn
-	over   *overlay // looked at first; may be nil
-	under  *overlay // looked at next; may be nil
+	rows   *rowCache // of txn's snapshot
+	over   *overlay  // looked at first; may be nil
+	under  *overlay  // looked at next; may be nil
 	buf    []byte
 	closed bool
 }
@@ -92,11 +93,17 @@ func (r *reader) Get(key []byte) ([]byte, error) {
 func (r *reader) stored(key []byte) (value []byte, err error) {
 	defer recoverDamage(&err)
 	r.buf = append(append(r.buf[:0], rowPrefix), key...)
+	if value, ok := r.rows.get(r.buf); ok {
+		return value, nil
+	}
 	item, err := r.txn.Get(r.buf)
 	if err != nil {
 		return nil, readError(err)
 	}
-	return itemValue(r.buf, item)
+	if value, err = itemValue(r.buf, item); err == nil {
+		r.rows.put(r.buf, value)
+	}
+	return value, err
 }
 
 // itemValue returns a copy of an item's row value.
