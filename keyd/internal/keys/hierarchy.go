@@ -70,7 +70,20 @@ func derivation(label, tenant string, class uint32, bucket uint64, keyID []byte)
 // shareOf derives a bucket key's part in the blob keys of one DEK. Without the
 // DEK it is nothing.
 func shareOf(bucketKey []byte, tenant string, class uint32, bucket uint64, keyID []byte) ([]byte, error) {
-	return hkdf.Key(sha256.New, bucketKey, nil, derivation(envelope.LabelShare, tenant, class, bucket, keyID), keySize)
+	secret, err := sharesSecret(bucketKey)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(secret)
+	return shareFrom(secret, tenant, class, bucket, keyID)
+}
+
+// sharesSecret is the half of shareOf that is the same for all DEKs.
+func sharesSecret(bucketKey []byte) ([]byte, error) { return hkdf.Extract(sha256.New, bucketKey, nil) }
+
+// shareFrom is the other half.
+func shareFrom(secret []byte, tenant string, class uint32, bucket uint64, keyID []byte) ([]byte, error) {
+	return hkdf.Expand(sha256.New, secret, derivation(envelope.LabelShare, tenant, class, bucket, keyID), keySize)
 }
 
 // blobKey derives the key that a client gets from a DEK and its share of a bucket.

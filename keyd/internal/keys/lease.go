@@ -144,12 +144,14 @@ func (k *Keys) pass(ctx context.Context, qs []query) error {
 		if err != nil {
 			return err
 		}
+		var c common
+		defer c.forget()
 		for i := range qs {
 			q := &qs[i]
 			if q.done {
 				continue
 			}
-			key, err := k.lease(r, es, q, now)
+			key, err := k.lease(r, es, &c, q, now)
 			if errors.Is(err, errAgain) {
 				continue
 			}
@@ -163,9 +165,9 @@ func (k *Keys) pass(ctx context.Context, qs []query) error {
 }
 
 // lease answers one query from the snapshot, or notes what it needs.
-func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.BlobKey, error) {
+func (k *Keys) lease(r Reader, es epochs, c *common, q *query, now time.Time) (*keydv1.BlobKey, error) {
 	t := q.tenant
-	tenant, err := activeTenant(r, t.name)
+	tenant, err := c.activeTenant(r, t.name)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +177,7 @@ func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.Blob
 	case err != nil:
 		return nil, err
 	}
-	class, err := readClass(r, t.id, q.Class)
+	class, err := c.readClass(r, t.id, q.Class)
 	if err != nil {
 		return nil, err
 	}
@@ -213,8 +215,8 @@ func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.Blob
 		start = int64(q.Bucket)
 	}
 
-	var bucket storev1.Bucket
-	switch err := getRow(r, bucketKey(t.id, class.Number, uint64(start)), &bucket); {
+	bucket, err := c.readBucket(r, t.id, class.Number, uint64(start))
+	switch {
 	case errors.Is(err, ErrNotFound):
 		if q.Purpose == keydv1.Purpose_PURPOSE_OPEN {
 			return nil, unknown("the blob's bucket")
@@ -230,14 +232,14 @@ func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.Blob
 	}
 	// A hold outlives the retention: what was kept for it opens.
 	heldNow := binding(tenant.Holds, now) != nil || binding(subject.Holds, now) != nil
-	if expired(class, &bucket, now) && !heldNow {
+	if expired(class, bucket, now) && !heldNow {
 		if k.clockDoubted(now) && bucket.State != storev1.BucketState_BUCKET_STATE_DEAD {
 			return nil, unavailable("whether the retention has ended is not known", ErrClock)
 		}
 		return nil, errExpired
 	}
 
-	share, err := k.share(r, es, q, class, &bucket, keyID)
+	share, err := c.share(r, es, q, class.Number, keyID)
 	if err != nil {
 		return nil, err
 	}
@@ -256,7 +258,7 @@ func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.Blob
 		return nil, err
 	}
 	lease := time.Duration(class.LeaseMs) * time.Millisecond
-	if due := dueOf(class, &bucket); !due.IsZero() && !heldNow {
+	if due := dueOf(class, bucket); !due.IsZero() && !heldNow {
 		lease = min(lease, due.Sub(now)) // so none is out when the retention ends
 	}
 	return &keydv1.BlobKey{
@@ -265,30 +267,6 @@ func (k *Keys) lease(r Reader, es epochs, q *query, now time.Time) (*keydv1.Blob
 		Key: key, Lease: durationpb.New(lease),
 		Generation: generation,
 	}, nil
-}
-
-// share derives the bucket's part of the blob key, or reads what was kept of
-// it for a held subject.
-func (k *Keys) share(r Reader, es epochs, q *query, class *storev1.Class, bucket *storev1.Bucket, keyID []byte) ([]byte, error) {
-	t, start := q.tenant, uint64(bucket.StartS)
-	if bucket.State != storev1.BucketState_BUCKET_STATE_DEAD {
-		bk, err := readKey(r, es, t, q, func(e uint32) []byte { return wrappedBucketKey(e, t.id, class.Number, start) }, rowIdentity)
-		if errors.Is(err, ErrNotFound) {
-			return nil, damaged("a live bucket has no key", err)
-		}
-		if err != nil {
-			return nil, err
-		}
-		defer clear(bk)
-		return shareOf(bk, t.name, class.Number, start, keyID)
-	}
-	share, err := readKey(r, es, t, q, func(e uint32) []byte {
-		return wrappedShareKey(e, t.id, q.handle, class.Number, start, keyID)
-	}, rowIdentity)
-	if errors.Is(err, ErrNotFound) {
-		return nil, errExpired // the hold came too late
-	}
-	return share, err
 }
 
 // readKey reads a wrapped row and unwraps it, or notes the KEK that it needs.
