@@ -46,7 +46,10 @@ type Proof struct {
 
 // Encode returns the proof's text.
 func (p *Proof) Encode() []byte {
-	b := []byte(proofHeader + "index " + strconv.FormatUint(p.Index, 10) + "\n")
+	const hashLine = 45
+	b := make([]byte, 0, len(proofHeader)+len("index ")+22+len(p.Hashes)*hashLine+len(p.Checkpoint))
+	b = append(b, proofHeader+"index "...)
+	b = append(strconv.AppendUint(b, p.Index, 10), '\n')
 	for _, h := range p.Hashes {
 		b = base64.StdEncoding.AppendEncode(b, h[:])
 		b = append(b, '\n')

@@ -38,7 +38,7 @@ func Encode(entries ...Entry) ([]byte, error) {
 	if len(entries) == 0 || len(entries) > MaxEntries {
 		return nil, fmt.Errorf("%w receipt: %d entries", ErrMalformed, len(entries))
 	}
-	b := []byte(`{"entries":[`)
+	b := append(make([]byte, 0, 4<<10), `{"entries":[`...) // larger than most
 	for i, e := range entries {
 		if _, err := ParseStatement(e.Statement); err != nil {
 			return nil, fmt.Errorf("entry %d: %w", i, err)

@@ -324,7 +324,7 @@ func (s *Statement) Encode() ([]byte, error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
-	dst := []byte{'{'}
+	dst := append(make([]byte, 0, 1<<10), '{') // few are larger
 	for _, f := range fields {
 		must := f.name == "type" || f.name == "kind" || f.name == "time" || slices.Contains(r.must, f.name)
 		if f.absent(s) && !must {

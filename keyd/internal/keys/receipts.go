@@ -30,14 +30,16 @@ func statementAt(r Reader, index uint64) (*receipt.Statement, error) {
 // the entry, and of the one that it led to if the operation's plan has one.
 func (k *Keys) recorded(ctx context.Context, o *op) (*Recorded, error) {
 	rec := &Recorded{Index: o.index}
-	err := k.store.View(ctx, func(r Reader) error {
+	err := k.store.View(ctx, func(r Reader) (err error) {
 		var later []uint64
 		if o.plan != nil && o.plan.later != nil {
 			rec.Index = *o.plan.later
 			later = append(later, rec.Index)
 		}
-		s, err := statementAt(r, rec.Index)
-		if err != nil {
+		var s *receipt.Statement
+		if o.plan != nil && len(o.plan.statements) != 0 {
+			s = o.plan.statements[0] // it was just logged
+		} else if s, err = statementAt(r, rec.Index); err != nil {
 			return err
 		}
 		rec.DrainedBy, rec.Due = s.DrainedBy, s.Due

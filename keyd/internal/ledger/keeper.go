@@ -284,6 +284,9 @@ func (k *Keeper) attempt(ctx context.Context, fn func(context.Context) error) er
 	err := fn(ctx)
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if err == nil && k.last == nil && k.checked && k.verdict == nil {
+		return nil // as before; who waits for a size was woken when it was covered
+	}
 	k.last = err
 	switch {
 	case err == nil:
