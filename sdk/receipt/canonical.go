@@ -6,12 +6,17 @@ package receipt
 func appendString(dst []byte, s string) []byte {
 	const hex = "0123456789abcdef"
 	dst = append(dst, '"')
+	plain := 0 // where what needs no escape begins
 	for i := range len(s) {
-		switch c := s[i]; {
+		c := s[i]
+		if c >= 0x20 && c != '"' && c != '\\' {
+			continue
+		}
+		dst = append(dst, s[plain:i]...)
+		plain = i + 1
+		switch {
 		case c == '"' || c == '\\':
 			dst = append(dst, '\\', c)
-		case c >= 0x20:
-			dst = append(dst, c)
 		case c == '\b':
 			dst = append(dst, `\b`...)
 		case c == '\t':
@@ -26,6 +31,7 @@ func appendString(dst []byte, s string) []byte {
 			dst = append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&0xf])
 		}
 	}
+	dst = append(dst, s[plain:]...)
 	return append(dst, '"')
 }
 

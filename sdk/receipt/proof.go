@@ -46,7 +46,7 @@ type Proof struct {
 
 // Encode returns the proof's text.
 func (p *Proof) Encode() []byte {
-	const hashLine = 45
+	const hashLine = 45 // in base64, and a newline
 	b := make([]byte, 0, len(proofHeader)+len("index ")+22+len(p.Hashes)*hashLine+len(p.Checkpoint))
 	b = append(b, proofHeader+"index "...)
 	b = append(strconv.AppendUint(b, p.Index, 10), '\n')
