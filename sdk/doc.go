@@ -39,8 +39,9 @@
 // wakes. The lease is checked before a key is used, again before an opened
 // plaintext is released, and once a turn (at most 1 MiB) of a stream. A key is
 // wiped when its lease is over, when it is revoked, and at [Client.Close]. Keys
-// that are in use are renewed in the background before their leases end; others
-// are not.
+// that are in use are renewed in the background before their leases end, and
+// the key of the next bucket is asked for before it begins; for others neither
+// is done.
 //
 // keyd streams revocations, so that clients stop within moments of a
 // destruction. When the stream is down it is opened again from where it broke;

@@ -51,7 +51,7 @@ func (c *Client) Flights() int {
 	return len(c.flights)
 }
 
-// Settled reports whether the keeper has followed the clock, and no renewal
+// Settled reports whether the keeper has followed the clock, and no call of its own
 // is under way.
 func (c *Client) Settled() bool {
 	c.mu.Lock()
@@ -60,7 +60,7 @@ func (c *Client) Settled() bool {
 		return true
 	}
 	settled := true
-	c.registry.each(func(l *lease) { settled = settled && !l.renewing })
+	c.registry.each(func(l *lease) { settled = settled && !l.renewing && !l.asking })
 	_, boot := c.clock.Now()
 	return settled && len(c.wake) == 0 && c.nextLook > boot
 }

@@ -50,6 +50,8 @@ type fakeKeyd struct {
 	mute     bool          // streams say nothing
 	down     bool
 	unsized  bool           // leases do not tell the size of the ledger
+	old      bool           // it does not know that one may ask ahead
+	aheads   []time.Time    // when it was asked ahead
 	watching map[string]int // streams by tenant
 	cursors  []uint64       // of the WatchRevocations calls
 	tenants  [][]string     // of the WatchRevocations calls
@@ -209,7 +211,12 @@ func (f *fakeKeyd) blobKey(q *keydv1.BlobKeyQuery) (*keydv1.BlobKey, keydv1.Outc
 		f.classes[q.Class] = class
 	}
 	width := uint64(f.width / time.Second)
-	bucket := uint64(f.now().Unix()) / width * width
+	now := uint64(f.now().Unix())
+	bucket := now / width * width
+	if q.SealFrom != 0 && !f.old {
+		bucket = max(now, q.SealFrom) / width * width
+		f.aheads = append(f.aheads, f.now())
+	}
 	if q.Purpose == keydv1.Purpose_PURPOSE_OPEN {
 		var owner *fakeKey
 		for _, other := range f.keys {
@@ -238,7 +245,12 @@ func (f *fakeKeyd) blobKey(q *keydv1.BlobKeyQuery) (*keydv1.BlobKey, keydv1.Outc
 		size = 0
 	}
 	sum := sha256.Sum256(binary.BigEndian.AppendUint64(slices.Clone(k.secret), bucket))
+	var startsIn *durationpb.Duration
+	if q.Purpose == keydv1.Purpose_PURPOSE_SEAL && bucket > now {
+		startsIn = durationpb.New(time.Unix(int64(bucket), 0).Sub(f.now()))
+	}
 	return &keydv1.BlobKey{
+		StartsIn:    startsIn,
 		KeyId:       slices.Clone(k.id),
 		ClassNumber: class,
 		Bucket:      bucket,

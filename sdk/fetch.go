@@ -41,6 +41,10 @@ func (c *Client) obtain(ctx context.Context, k *leaseKey) (*lease, error) {
 			c.mu.Unlock()
 			return l, nil
 		}
+		if next := c.succeed(l); next != nil {
+			c.mu.Unlock()
+			return next, nil
+		}
 		c.registry.unmap(l)
 	}
 	f := c.flights[*k]
@@ -198,6 +202,7 @@ func (c *Client) newLease(k *leaseKey, b *keydv1.BlobKey, once bool, wall time.T
 		ledgerSize:  b.GetLedgerSize(),
 		once:        once,
 		sealEnd:     never,
+		nextAt:      never,
 		clock:       c.clock,
 		place:       -1,
 	}
@@ -225,6 +230,7 @@ func (c *Client) grant(k *leaseKey, result *keydv1.BlobKeyResult, wall time.Time
 	l.extend(wall, boot, d)
 	l.lastUse.Store(int64(boot))
 	l.renewAt = renewalTime(boot, d)
+	l.planNext(wall.UnixNano(), boot, d)
 
 	key := envelope.Key{ID: l.id, Class: l.classNumber, Bucket: l.bucket, Secret: [envelope.KeySize]byte(b.GetKey())}
 	defer key.Wipe()

@@ -30,10 +30,13 @@ func (c *Client) keep() {
 			c.mu.Unlock()
 			return
 		}
-		due, until, idle := c.look()
+		due, ahead, until, idle := c.look()
 		c.mu.Unlock()
 		for _, batch := range batches(due) {
 			c.work.Go(func() { c.renew(batch) })
+		}
+		for _, batch := range batches(ahead) {
+			c.work.Go(func() { c.askAhead(batch) })
 		}
 		if idle {
 			select {
@@ -46,8 +49,8 @@ func (c *Client) keep() {
 		timer := make(chan struct{})
 		_, boot := c.clock.Now()
 		stop := c.clock.AfterFunc(until-boot, func() { close(timer) })
-		if _, boot := c.clock.Now(); boot >= until {
-			// Time went by before the timer was set, which may now be late.
+		if _, now := c.clock.Now(); now >= until || now-boot >= lookGap {
+			// Time went by before the timer was set, which is now late.
 			stop()
 			continue
 		}
@@ -79,9 +82,10 @@ func batches(due []*lease) (all [][]*lease) {
 	return all
 }
 
-// look drops what is over and returns what is due for renewal, and the boot
-// time of the next look. Client.mu is held.
-func (c *Client) look() (due []*lease, until time.Duration, idle bool) {
+// look drops what is over and returns what is due for renewal, and whose next
+// bucket is to be asked for, and the boot time of the next look. Client.mu is
+// held.
+func (c *Client) look() (due, ahead []*lease, until time.Duration, idle bool) {
 	t, boot := c.clock.Now()
 	wall := t.UnixNano()
 	next, n := time.Duration(never), 0
@@ -92,7 +96,9 @@ func (c *Client) look() (due []*lease, until time.Duration, idle bool) {
 			return
 		}
 		if wall >= l.sealEnd && l.mapped {
-			c.registry.unmap(l)
+			if c.succeed(l) == nil {
+				c.registry.unmap(l)
+			}
 			if l.streams == 0 {
 				c.registry.drop(l, errLapsed)
 				return
@@ -107,14 +113,22 @@ func (c *Client) look() (due []*lease, until time.Duration, idle bool) {
 			// For one that is cold now, or whose renewal fails.
 			l.renewAt = boot + max((time.Duration(l.bootEnd.Load())-boot)/2, lookGap)
 		}
+		if l.mapped && boot >= l.nextAt && l.next == nil && !l.asking {
+			if l.hot() {
+				l.asking = true
+				ahead = append(ahead, l)
+			}
+			// For one that is cold now, or cannot be had.
+			l.nextAt = boot + max(time.Duration(l.sealEnd-wall)/2, lookGap)
+		}
 		next = min(next, l.deadline(wall, boot))
 	})
 	if n == 0 {
 		c.nextLook = never
-		return due, 0, true
+		return due, ahead, 0, true
 	}
 	c.nextLook = boot + max(min(next-boot, suspendCheck), lookGap+time.Duration(n)*lookGapPerLease)
-	return due, c.nextLook, false
+	return due, ahead, c.nextLook, false
 }
 
 // deadline returns the boot time at which the keeper must look at l again.
@@ -122,6 +136,9 @@ func (l *lease) deadline(wall int64, boot time.Duration) time.Duration {
 	at := time.Duration(l.bootEnd.Load())
 	if l.place >= 0 && !l.renewing {
 		at = min(at, l.renewAt)
+	}
+	if l.mapped && l.next == nil && !l.asking {
+		at = min(at, l.nextAt)
 	}
 	if l.mapped && l.sealEnd != never {
 		// The wall clock's distance from the boot clock may change; then the
@@ -219,6 +236,7 @@ func (c *Client) renewed(l *lease, k *leaseKey, result *keydv1.BlobKeyResult, er
 		if d, once := term(b); !once || l.once {
 			l.extend(wall, boot, d)
 			l.renewAt = renewalTime(boot, d)
+			l.planNext(wall.UnixNano(), boot, d)
 		}
 	default:
 		// The next bucket, or the next life of a subject that was erased.

@@ -38,7 +38,13 @@ type lease struct {
 	// sealEnd is the wall clock's time, in Unix nanoseconds, from which on no
 	// blob is begun under this key.
 	sealEnd int64
-	clock   Clock
+	// begins is when sealing may begin, where the key was asked for ahead: the
+	// bucket's start by the wall clock, and the boot time of it by keyd's.
+	begins struct {
+		wall int64
+		boot time.Duration
+	}
+	clock Clock
 
 	// One of them, by the key's purpose.
 	sealer *envelope.Sealer
@@ -65,6 +71,11 @@ type lease struct {
 	bucketOver bool // keyd said that the next bucket runs
 	renewing   bool
 	renewAt    time.Duration // boot time
+	// next is the lease of the next bucket, got ahead, that takes the place of
+	// this one when that bucket begins; nextAt is when to ask for it.
+	next   *lease
+	asking bool
+	nextAt time.Duration // boot time; never: not at all
 }
 
 // check is called before the key is used, before a plaintext is released, and

@@ -22,8 +22,9 @@ type registry struct {
 	table      *table
 	held       []*lease
 	byID       map[idKey][]weak.Pointer[lease]
-	mapped     int // leases in the table
-	bytes      int64
+	mapped     int   // leases in the table
+	ahead      int   // leases of next buckets
+	bytes      int64 // of both
 	maxEntries int
 	maxBytes   int64
 }
@@ -62,14 +63,19 @@ func (r *registry) watch(l *lease) {
 	}
 }
 
-// admit makes l known and puts it in the table, in the place of an older one,
-// and makes room for it.
+// admit makes l known and puts it in the table.
 func (r *registry) admit(l *lease) {
 	r.watch(l)
+	r.install(l)
+}
+
+// install puts l in the table, in the place of an older one, and makes room
+// for it.
+func (r *registry) install(l *lease) {
 	if old := r.table.get(&l.key); old != nil {
 		r.unmap(old)
 	}
-	for r.mapped > 0 && (r.mapped >= r.maxEntries || r.bytes+l.cost() > r.maxBytes) {
+	for r.mapped > 0 && (r.mapped+r.ahead >= r.maxEntries || r.bytes+l.cost() > r.maxBytes) {
 		r.unmap(r.victim())
 	}
 	r.table.put(l)
@@ -77,6 +83,30 @@ func (r *registry) admit(l *lease) {
 	r.mapped++
 	r.bytes += l.cost()
 	r.hold(l)
+}
+
+// follow makes next the lease that will take l's place, unless there is no room
+// for it: nothing is given up for what is not needed yet.
+func (r *registry) follow(l, next *lease) bool {
+	if !l.mapped || r.mapped+r.ahead >= r.maxEntries || r.bytes+next.cost() > r.maxBytes {
+		return false
+	}
+	r.watch(next)
+	l.next = next
+	r.ahead++
+	r.bytes += next.cost()
+	return true
+}
+
+// part undoes follow, and returns what was to take l's place.
+func (r *registry) part(l *lease) *lease {
+	next := l.next
+	if next != nil {
+		l.next = nil
+		r.ahead--
+		r.bytes -= next.cost()
+	}
+	return next
 }
 
 // victim chooses among a few leases of the table the one that was used least
@@ -106,6 +136,9 @@ func (r *registry) unmap(l *lease) {
 	l.mapped = false
 	r.mapped--
 	r.bytes -= l.cost()
+	if next := r.part(l); next != nil {
+		next.end(errDropped)
+	}
 	if l.streams == 0 {
 		r.release(l)
 	}

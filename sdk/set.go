@@ -159,6 +159,7 @@ func (c *Client) grantSet(k *leaseKey, resp *keydv1.GetBlobKeysResponse, wall ti
 	l.extend(wall, boot, d)
 	l.lastUse.Store(int64(boot))
 	l.renewAt = renewalTime(boot, d)
+	l.planNext(wall.UnixNano(), boot, d)
 	if k.purpose == keydv1.Purpose_PURPOSE_SEAL {
 		l.sealer, err = envelope.NewMultiSealer(k.policy, keys, envelope.Options{Check: l.check})
 	} else {
@@ -403,7 +404,7 @@ func (c *Client) renewSet(l *lease) {
 		// The ends of fresh are those that l gets.
 		l.wallEnd.Store(max(l.wallEnd.Load(), fresh.wallEnd.Load()))
 		l.bootEnd.Store(max(l.bootEnd.Load(), fresh.bootEnd.Load()))
-		l.renewAt = fresh.renewAt
+		l.renewAt, l.nextAt = fresh.renewAt, fresh.nextAt
 	}
 	if gained && l.mapped {
 		c.registry.unmap(l)

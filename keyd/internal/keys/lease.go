@@ -111,9 +111,15 @@ func (q *query) prepare(ctx context.Context, k *Keys) error {
 		if len(q.KeyId) != 0 || q.ClassNumber != 0 || q.Bucket != 0 {
 			return invalid("key_id", errors.New("a seal names no key, class number or bucket"))
 		}
+		if q.SealFrom > uint64(k.now().Add(MaxLease).Unix()) {
+			return invalid("seal_from", errors.New("is more than an hour ahead"))
+		}
 	case keydv1.Purpose_PURPOSE_OPEN:
 		if len(q.KeyId) != len(id16{}) && (len(q.KeyId) != 0 || len(q.among) == 0) {
 			return invalid("key_id", errors.New("a key id has 16 bytes"))
+		}
+		if q.SealFrom != 0 {
+			return invalid("seal_from", errors.New("is for sealing"))
 		}
 	default:
 		return invalid("purpose", errors.New("seal or open"))
@@ -124,6 +130,12 @@ func (q *query) prepare(ctx context.Context, k *Keys) error {
 	}
 	q.tenant, q.handle = t, t.handle(q.SubjectId)
 	return nil
+}
+
+// sealTime is the time whose bucket a seal is for: now or, for who asks ahead,
+// later.
+func (q *query) sealTime(now time.Time) time.Time {
+	return latest(now, time.Unix(int64(q.SealFrom), 0))
 }
 
 // pass reads one snapshot. Leases for a subject that is just being destroyed
@@ -195,7 +207,7 @@ func (k *Keys) lease(r Reader, es epochs, c *common, q *query, now time.Time) (*
 		} else {
 			keyID, generation = sc.KeyId, sc.Generation
 		}
-		start, end = bucketAt(class, now)
+		start, end = bucketAt(class, q.sealTime(now))
 	} else {
 		wanted := q.KeyId
 		if len(wanted) == 0 {
@@ -261,12 +273,16 @@ func (k *Keys) lease(r Reader, es epochs, c *common, q *query, now time.Time) (*
 	if due := dueOf(class, bucket); !due.IsZero() && !heldNow {
 		lease = min(lease, due.Sub(now)) // so none is out when the retention ends
 	}
-	return &keydv1.BlobKey{
+	out := &keydv1.BlobKey{
 		KeyId: keyID, ClassNumber: class.Number,
 		Bucket: uint64(start), BucketEnd: uint64(end),
 		Key: key, Lease: durationpb.New(lease),
 		Generation: generation,
-	}, nil
+	}
+	if begins := time.Unix(start, 0); q.SealFrom != 0 && begins.After(now) {
+		out.StartsIn = durationpb.New(begins.Sub(now))
+	}
+	return out, nil
 }
 
 // readKey reads a wrapped row and unwraps it, or notes the KEK that it needs.
@@ -484,7 +500,7 @@ func (k *Keys) create(tx Tx, q *query, now time.Time, dek []byte, keyID id16, bu
 		sc.State, sc.KeyId = storev1.LifeState_LIFE_STATE_ACTIVE, keyID[:]
 	}
 	if bucketSecret != nil {
-		start, end = bucketAt(class, now)
+		start, end = bucketAt(class, q.sealTime(now))
 		var b storev1.Bucket
 		err := getRow(tx, bucketKey(t.id, class.Number, uint64(start)), &b)
 		if err != nil && !errors.Is(err, ErrNotFound) {

@@ -156,7 +156,12 @@ func (m *model) Seal(t *rapid.T) {
 	m.t = t
 	id, s := m.pick()
 	name := rapid.SampledFrom(modelClasses).Draw(t, "class")
-	k, err := m.r.ask(sealQuery("acme", id, name))
+	q, at := sealQuery("acme", id, name), uint64(m.r.clock.Now().Unix())
+	if rapid.Bool().Draw(t, "ahead") {
+		at += uint64(rapid.IntRange(0, 3600).Draw(t, "seconds ahead"))
+		q.SealFrom = at
+	}
+	k, err := m.r.ask(q)
 	c := s.class(name)
 	_, person := s.due[""]
 	_, scheduled := s.due[name]
@@ -175,8 +180,8 @@ func (m *model) Seal(t *rapid.T) {
 	if !bytes.Equal(c.key, k.KeyId) || k.Generation != c.generation {
 		t.Fatalf("sealed under generation %d, want %d, or under another key", k.Generation, c.generation)
 	}
-	if now := uint64(m.r.clock.Now().Unix()); now < k.Bucket || now >= k.BucketEnd {
-		t.Fatalf("%d is not in the bucket [%d, %d)", now, k.Bucket, k.BucketEnd)
+	if at < k.Bucket || at >= k.BucketEnd {
+		t.Fatalf("%d is not in the bucket [%d, %d)", at, k.Bucket, k.BucketEnd)
 	}
 	b := modelBucket{name, k.Bucket}
 	if m.buckets[b] == nil {

@@ -12,7 +12,7 @@ import (
 )
 
 // newBuckets begins a new bucket for every class whose running one the store
-// lacks. It may have existed, and its key is lost: were one made anew under its
+// lacks, or the next one if somebody may have asked ahead for it. It may have existed, and its key is lost: were one made anew under its
 // name, blobs of the lost one would seem corrupt.
 func (p *replay) newBuckets(ctx context.Context) error {
 	type place struct {
@@ -48,7 +48,11 @@ func (p *replay) newBuckets(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if missing {
+			ahead, err := lacksBucket(r, id16(key[1:]), c, at.Add(MaxLease))
+			if err != nil {
+				return err
+			}
+			if missing || ahead {
 				stale = append(stale, place{t.Name, n})
 			}
 		}

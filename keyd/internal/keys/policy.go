@@ -1,9 +1,11 @@
 package keys
 
 import (
+	"errors"
 	"time"
 
 	storev1 "lethe/proto/keyd/store/v1"
+	keydv1 "lethe/proto/keyd/v1"
 )
 
 // Bounds of a class's policy.
@@ -80,18 +82,42 @@ func setLease(c *storev1.Class, leaseMs int64, now time.Time) {
 	c.LeaseMs = leaseMs
 }
 
-// setWidth changes the bucket width from the end of the running bucket on.
-func setWidth(c *storev1.Class, widthS int64, now time.Time) {
+// nextBucket reads the bucket that follows the running one, if it was made
+// already for somebody who asked ahead; nil if not.
+func nextBucket(r Reader, tenant id16, c *storev1.Class, now time.Time) (*storev1.Bucket, error) {
+	_, end := bucketAt(c, now)
+	next := new(storev1.Bucket)
+	err := getRow(r, bucketKey(tenant, c.Number, uint64(end)), next)
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
+	}
+	return next, err
+}
+
+// setWidth changes the bucket width from the end of the running bucket on or,
+// where the next one was made already, from the end of that.
+func setWidth(c *storev1.Class, widthS int64, now time.Time, next *storev1.Bucket) error {
 	if c.NextBucketWidthS != 0 && now.Unix() >= c.NextWidthFromS {
 		c.BucketWidthS, c.WidthFromS = c.NextBucketWidthS, c.NextWidthFromS
 		c.NextBucketWidthS, c.NextWidthFromS = 0, 0
 	}
+	if next != nil && c.NextBucketWidthS != 0 && next.StartS == c.NextWidthFromS {
+		if widthS == c.NextBucketWidthS {
+			return nil
+		}
+		return fail(keydv1.Outcome_OUTCOME_CONFLICT,
+			"the next bucket has its width already; repeat it when that bucket has begun").with("field", "bucket_width")
+	}
 	if c.BucketWidthS == widthS {
 		c.NextBucketWidthS, c.NextWidthFromS = 0, 0
-		return
+		return nil
 	}
 	_, end := bucketAt(&storev1.Class{BucketWidthS: c.BucketWidthS, WidthFromS: c.WidthFromS}, now)
+	if next != nil {
+		end = next.EndS
+	}
 	c.NextBucketWidthS, c.NextWidthFromS = widthS, end
+	return nil
 }
 
 // binding returns the first hold that binds at now.

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
 	"lethe/keyd/internal/keys"
@@ -64,7 +65,7 @@ func TestLongestLeaseCoversEveryLease(t *testing.T) {
 }
 
 // Buckets of one class never overlap, hold the moment that they are for, and
-// never share a start, however the width changes.
+// never share a start, however the width changes and whoever asks ahead.
 func TestBucketsNeverOverlap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		widths := rapid.SampledFrom([]int64{3600, 7200, 86400, 5000, 31 * 86400})
@@ -72,24 +73,30 @@ func TestBucketsNeverOverlap(t *testing.T) {
 		w := widths.Draw(t, "width")
 		c := &storev1.Class{BucketWidthS: w, WidthFromS: now.Unix() / w * w}
 		ends := make(map[int64]int64)
-		var lastEnd int64
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.Int64Range(0, 200_000).Draw(t, "wait")) * time.Second)
 			if rapid.IntRange(0, 3).Draw(t, "change") == 0 {
-				keys.SetWidth(c, widths.Draw(t, "width"), now)
-			}
-			start, end := keys.BucketAt(c, now)
-			if now.Unix() < start || now.Unix() >= end {
-				t.Fatalf("%d is not in [%d, %d)", now.Unix(), start, end)
-			}
-			if e, seen := ends[start]; seen {
-				if e != end {
-					t.Fatalf("the bucket from %d ends at %d and at %d", start, e, end)
+				var next *storev1.Bucket
+				_, end := keys.BucketAt(c, now)
+				if e, made := ends[end]; made {
+					next = &storev1.Bucket{StartS: end, EndS: e}
 				}
-			} else if start < lastEnd {
-				t.Fatalf("[%d, %d) overlaps the one before, which ends at %d", start, end, lastEnd)
+				before := proto.Clone(c)
+				if err := keys.SetWidth(c, widths.Draw(t, "width"), now, next); err != nil && (next == nil || !proto.Equal(before, c)) {
+					t.Fatalf("refused: %v", err)
+				}
 			}
-			ends[start], lastEnd = end, end
+			at := now.Add(time.Duration(rapid.Int64Range(0, 3600).Draw(t, "ahead")) * time.Second)
+			start, end := keys.BucketAt(c, at)
+			if at.Unix() < start || at.Unix() >= end {
+				t.Fatalf("%d is not in [%d, %d)", at.Unix(), start, end)
+			}
+			for s, e := range ends {
+				if s == start && e != end || s != start && s < end && start < e {
+					t.Fatalf("the buckets [%d, %d) and [%d, %d) overlap", s, e, start, end)
+				}
+			}
+			ends[start] = end
 		}
 	})
 }

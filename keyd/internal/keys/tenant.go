@@ -360,7 +360,13 @@ func (k *Keys) PutClass(ctx context.Context, tenant string, c *keydv1.Class) (*k
 			return nil, err
 		default:
 			setLease(row, c.Lease.AsDuration().Milliseconds(), now)
-			setWidth(row, int64(c.BucketWidth.AsDuration()/time.Second), now)
+			next, err := nextBucket(r, id, row, now)
+			if err != nil {
+				return nil, err
+			}
+			if err := setWidth(row, int64(c.BucketWidth.AsDuration()/time.Second), now, next); err != nil {
+				return nil, err
+			}
 			setRetention(row, c)
 		}
 		return &plan{statements: []*receipt.Statement{classSet(tenant, row, now)}, write: func(tx Tx, index uint64) error {

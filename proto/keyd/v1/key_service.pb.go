@@ -144,9 +144,12 @@ type BlobKeyQuery struct {
 	Purpose Purpose `protobuf:"varint,4,opt,name=purpose,proto3,enum=keyd.v1.Purpose" json:"purpose,omitempty"`
 	// For PURPOSE_OPEN: as in the blob's header, or empty if the request has
 	// recipients. Empty for PURPOSE_SEAL.
-	KeyId         []byte `protobuf:"bytes,5,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
-	ClassNumber   uint32 `protobuf:"varint,6,opt,name=class_number,json=classNumber,proto3" json:"class_number,omitempty"`
-	Bucket        uint64 `protobuf:"varint,7,opt,name=bucket,proto3" json:"bucket,omitempty"`
+	KeyId       []byte `protobuf:"bytes,5,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	ClassNumber uint32 `protobuf:"varint,6,opt,name=class_number,json=classNumber,proto3" json:"class_number,omitempty"`
+	Bucket      uint64 `protobuf:"varint,7,opt,name=bucket,proto3" json:"bucket,omitempty"`
+	// For PURPOSE_SEAL: from when on the key is wanted, in Unix seconds, at most
+	// an hour ahead: the key is that of the bucket that runs then. Zero, or past: now.
+	SealFrom      uint64 `protobuf:"varint,8,opt,name=seal_from,json=sealFrom,proto3" json:"seal_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -226,6 +229,13 @@ func (x *BlobKeyQuery) GetClassNumber() uint32 {
 func (x *BlobKeyQuery) GetBucket() uint64 {
 	if x != nil {
 		return x.Bucket
+	}
+	return 0
+}
+
+func (x *BlobKeyQuery) GetSealFrom() uint64 {
+	if x != nil {
+		return x.SealFrom
 	}
 	return 0
 }
@@ -514,7 +524,10 @@ type BlobKey struct {
 	Lease      *durationpb.Duration `protobuf:"bytes,6,opt,name=lease,proto3" json:"lease,omitempty"`
 	Generation uint32               `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Size of the ledger in the snapshot from which this lease was issued.
-	LedgerSize    uint64 `protobuf:"varint,8,opt,name=ledger_size,json=ledgerSize,proto3" json:"ledger_size,omitempty"`
+	LedgerSize uint64 `protobuf:"varint,8,opt,name=ledger_size,json=ledgerSize,proto3" json:"ledger_size,omitempty"`
+	// In how long the bucket begins, by keyd's clock: seal no blob with this key
+	// until then. Unset: it has begun.
+	StartsIn      *durationpb.Duration `protobuf:"bytes,9,opt,name=starts_in,json=startsIn,proto3" json:"starts_in,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -603,6 +616,13 @@ func (x *BlobKey) GetLedgerSize() uint64 {
 		return x.LedgerSize
 	}
 	return 0
+}
+
+func (x *BlobKey) GetStartsIn() *durationpb.Duration {
+	if x != nil {
+		return x.StartsIn
+	}
+	return nil
 }
 
 type WatchRevocationsRequest struct {
@@ -821,7 +841,7 @@ const file_keyd_v1_key_service_proto_rawDesc = "" +
 	"\aqueries\x18\x01 \x03(\v2\x15.keyd.v1.BlobKeyQueryR\aqueries\x12\x1e\n" +
 	"\n" +
 	"recipients\x18\x02 \x03(\fR\n" +
-	"recipients\"\xd9\x01\n" +
+	"recipients\"\xf6\x01\n" +
 	"\fBlobKeyQuery\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
@@ -830,7 +850,8 @@ const file_keyd_v1_key_service_proto_rawDesc = "" +
 	"\apurpose\x18\x04 \x01(\x0e2\x10.keyd.v1.PurposeR\apurpose\x12\x15\n" +
 	"\x06key_id\x18\x05 \x01(\fR\x05keyId\x12!\n" +
 	"\fclass_number\x18\x06 \x01(\rR\vclassNumber\x12\x16\n" +
-	"\x06bucket\x18\a \x01(\x04R\x06bucket\"{\n" +
+	"\x06bucket\x18\a \x01(\x04R\x06bucket\x12\x1b\n" +
+	"\tseal_from\x18\b \x01(\x04R\bsealFrom\"{\n" +
 	"\x13GetBlobKeysResponse\x120\n" +
 	"\aresults\x18\x01 \x03(\v2\x16.keyd.v1.BlobKeyResultR\aresults\x122\n" +
 	"\n" +
@@ -850,7 +871,7 @@ const file_keyd_v1_key_service_proto_rawDesc = "" +
 	"\bmetadata\x18\x03 \x03(\v2\x1e.keyd.v1.Failure.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfe\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb6\x02\n" +
 	"\aBlobKey\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\fR\x05keyId\x12!\n" +
 	"\fclass_number\x18\x02 \x01(\rR\vclassNumber\x12\x16\n" +
@@ -863,7 +884,8 @@ const file_keyd_v1_key_service_proto_rawDesc = "" +
 	"generation\x18\a \x01(\rR\n" +
 	"generation\x12\x1f\n" +
 	"\vledger_size\x18\b \x01(\x04R\n" +
-	"ledgerSize\"K\n" +
+	"ledgerSize\x126\n" +
+	"\tstarts_in\x18\t \x01(\v2\x19.google.protobuf.DurationR\bstartsIn\"K\n" +
 	"\x17WatchRevocationsRequest\x12\x18\n" +
 	"\atenants\x18\x01 \x03(\tR\atenants\x12\x16\n" +
 	"\x06cursor\x18\x02 \x01(\x04R\x06cursor\"\xaf\x01\n" +
@@ -930,18 +952,19 @@ var file_keyd_v1_key_service_proto_depIdxs = []int32{
 	12, // 7: keyd.v1.Failure.outcome:type_name -> keyd.v1.Outcome
 	11, // 8: keyd.v1.Failure.metadata:type_name -> keyd.v1.Failure.MetadataEntry
 	13, // 9: keyd.v1.BlobKey.lease:type_name -> google.protobuf.Duration
-	10, // 10: keyd.v1.WatchRevocationsResponse.revocations:type_name -> keyd.v1.Revocation
-	14, // 11: keyd.v1.WatchRevocationsResponse.time:type_name -> google.protobuf.Timestamp
-	12, // 12: keyd.v1.Revocation.outcome:type_name -> keyd.v1.Outcome
-	1,  // 13: keyd.v1.KeyService.GetBlobKeys:input_type -> keyd.v1.GetBlobKeysRequest
-	8,  // 14: keyd.v1.KeyService.WatchRevocations:input_type -> keyd.v1.WatchRevocationsRequest
-	3,  // 15: keyd.v1.KeyService.GetBlobKeys:output_type -> keyd.v1.GetBlobKeysResponse
-	9,  // 16: keyd.v1.KeyService.WatchRevocations:output_type -> keyd.v1.WatchRevocationsResponse
-	15, // [15:17] is the sub-list for method output_type
-	13, // [13:15] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	13, // 10: keyd.v1.BlobKey.starts_in:type_name -> google.protobuf.Duration
+	10, // 11: keyd.v1.WatchRevocationsResponse.revocations:type_name -> keyd.v1.Revocation
+	14, // 12: keyd.v1.WatchRevocationsResponse.time:type_name -> google.protobuf.Timestamp
+	12, // 13: keyd.v1.Revocation.outcome:type_name -> keyd.v1.Outcome
+	1,  // 14: keyd.v1.KeyService.GetBlobKeys:input_type -> keyd.v1.GetBlobKeysRequest
+	8,  // 15: keyd.v1.KeyService.WatchRevocations:input_type -> keyd.v1.WatchRevocationsRequest
+	3,  // 16: keyd.v1.KeyService.GetBlobKeys:output_type -> keyd.v1.GetBlobKeysResponse
+	9,  // 17: keyd.v1.KeyService.WatchRevocations:output_type -> keyd.v1.WatchRevocationsResponse
+	16, // [16:18] is the sub-list for method output_type
+	14, // [14:16] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_keyd_v1_key_service_proto_init() }
