@@ -193,9 +193,12 @@ func TestNextBucketOfAnOldKeyd(t *testing.T) {
 	seal()
 	untilBoundary(t, c, clock, seal)
 	clock.Advance(time.Millisecond)
-	calls := f.calls.Load()
+	calls, seals := f.calls.Load(), f.seals.Load()
 	if b := bucketOf(seal()); !b.Equal(boundary) || f.calls.Load() != calls+1 {
 		t.Errorf("sealed into the bucket of %v", b)
+	}
+	if seals > 14 {
+		t.Errorf("%d queries in five minutes", seals)
 	}
 }
 

@@ -116,10 +116,11 @@ func (c *Client) look() (due, ahead []*lease, until time.Duration, idle bool) {
 		if l.mapped && boot >= l.nextAt && l.next == nil && !l.asking {
 			if l.hot() {
 				l.asking = true
+				l.nextAt = never
 				ahead = append(ahead, l)
+			} else {
+				l.nextAt = boot + max(time.Duration(l.sealEnd-wall)/2, lookGap)
 			}
-			// For one that is cold now, or cannot be had.
-			l.nextAt = boot + max(time.Duration(l.sealEnd-wall)/2, lookGap)
 		}
 		next = min(next, l.deadline(wall, boot))
 	})

@@ -184,3 +184,30 @@ func TestKeydFirstUseRace(t *testing.T) {
 		}
 	}
 }
+
+// Sealing goes on across the beginning of a bucket without a call, as keyd and
+// its clients really do it.
+func TestKeydNextBucket(t *testing.T) {
+	clock := newFakeClock()
+	now, _ := clock.Now()
+	clock.Advance(boundary.Add(-2 * time.Minute).Sub(now))
+	k := sdktest.Start(t, sdktest.WithClock(func() time.Time { wall, _ := clock.Now(); return wall }))
+	k.Tenant(t, "acme", sdktest.Class("trace", 24*time.Hour, time.Minute))
+	c, err := sdk.Dial(t.Context(), k.Target(), sdk.WithClock(clock))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	seal := func() []byte { t.Helper(); return mustSeal(t, c, alice, "data") }
+	before := seal()
+	untilBoundary(t, c, clock, seal)
+	k.Stop() // what comes next asks nobody
+	clock.Advance(time.Millisecond)
+	after := seal()
+	if !bucketOf(before).Before(boundary) || !bucketOf(after).Equal(boundary) {
+		t.Errorf("sealed into the buckets of %v, %v", bucketOf(before), bucketOf(after))
+	}
+	k.Restart(t)
+	passUntil(t, clock, 100*time.Millisecond, "keyd is back", func() bool { _, err := c.Open(t.Context(), alice, after); return err == nil })
+	mustOpen(t, c, alice, before, "data")
+}

@@ -12,8 +12,9 @@ import (
 )
 
 // newBuckets begins a new bucket for every class whose running one the store
-// lacks, or the next one if somebody may have asked ahead for it. It may have existed, and its key is lost: were one made anew under its
-// name, blobs of the lost one would seem corrupt.
+// lacks, or the next one if somebody may have asked ahead for it. It may have
+// existed, and its key is lost: were one made anew under its name, blobs of the
+// lost one would seem corrupt.
 func (p *replay) newBuckets(ctx context.Context) error {
 	type place struct {
 		tenant string

@@ -396,3 +396,36 @@ func TestWaitForHoldsReplayed(t *testing.T) {
 		t.Errorf("%d entries in the receipt of what has waited", len(v.Entries))
 	}
 }
+
+// A hold delays its own person's erasure, and nobody else's finality; what it
+// has delayed is final with the epoch in which it comes to be destroyed.
+func TestHoldDelaysNobody(t *testing.T) {
+	r := newRig(t)
+	for _, s := range []string{"ann", "bob"} {
+		r.seal(s, "trace")
+	}
+	r.want("hold", r.hold("ann", "h"), ok)
+	r.wait("ann", "ra")
+	r.wait("bob", "rb")
+	first := r.openEpoch()
+	r.turn()
+	r.closeEpoch(first)
+	if _, v := r.getReceipt("rb"); v.Stages().Final.IsZero() {
+		t.Errorf("a hold on another delays bob: %+v", v.Stages())
+	}
+	if _, v := r.getReceipt("ra"); !v.Stages().Destroyed.IsZero() || !v.Stages().Final.IsZero() {
+		t.Errorf("ann, who is held: %+v", v.Stages())
+	}
+	r.want("release", r.release("ann", "h"), ok)
+	r.duty()
+	_, v := r.getReceipt("ra")
+	if s := v.Entries[len(v.Entries)-1].Statement; s.Kind != receipt.Destroyed || s.Epoch <= first || !v.Stages().Final.IsZero() {
+		t.Errorf("destroyed in epoch %d, stages %+v", s.Epoch, v.Stages())
+	}
+	second := r.openEpoch()
+	r.turn()
+	r.closeEpoch(second)
+	if _, v := r.getReceipt("ra"); v.Stages().Final.IsZero() {
+		t.Errorf("stages %+v", v.Stages())
+	}
+}
