@@ -44,6 +44,18 @@ func TestAskAhead(t *testing.T) {
 	if got := r.seal("ann", "trace"); got.Bucket != running.Bucket || got.StartsIn != nil {
 		t.Error("who does not ask ahead gets another bucket")
 	}
+	// One call may ask for both.
+	later := sealQuery("acme", "ann", "trace")
+	later.SealFrom = uint64(end.Unix())
+	both, err := r.BlobKeys(t.Context(), []*keydv1.BlobKeyQuery{later, sealQuery("acme", "ann", "trace"), later})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []*keydv1.BlobKey{next, running, next} {
+		if got := both[i]; got.Err != nil || !bytes.Equal(got.Key.Key, want.Key) || got.Key.Bucket != want.Bucket {
+			t.Errorf("query %d of three: %v", i, got.Err)
+		}
+	}
 	// A clock that is behind the caller's past the boundary, or ahead of it.
 	if again, err := r.ahead("ann", "trace", end.Add(time.Minute)); err != nil || !bytes.Equal(again.Key, next.Key) {
 		t.Errorf("asked for later: %v", err)

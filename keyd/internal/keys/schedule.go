@@ -338,9 +338,25 @@ type dueSubject struct {
 // destroyDue carries out what is due. What a hold binds waits, and holds
 // nobody else up.
 func (d *duties) destroyDue(ctx context.Context) (again bool, err error) {
-	due, err := d.findDue(ctx)
+	due, pointless, err := d.findDue(ctx)
 	if err != nil {
 		return false, err
+	}
+	for batch := range slices.Chunk(pointless, sweepBatch) {
+		err := d.k.update(ctx, func(tx Tx) error {
+			if err := d.fence(tx); err != nil {
+				return err
+			}
+			for _, key := range batch {
+				if err := tx.Delete(key); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return false, err
+		}
 	}
 	done := 0
 	// Together they share transactions.
@@ -368,8 +384,9 @@ func (d *duties) destroyDue(ctx context.Context) (again bool, err error) {
 }
 
 // findDue lists the subjects for whom something is due that no hold binds:
-// what waits for a release may be many, and costs no transaction.
-func (d *duties) findDue(ctx context.Context) (due []dueSubject, err error) {
+// what waits for a release may be many, and costs no transaction. pointless are
+// the rows of the index by which tenants that were erased since are still found.
+func (d *duties) findDue(ctx context.Context) (due []dueSubject, pointless [][]byte, err error) {
 	k := d.k
 	now := k.stated()
 	tenants := make(map[id16]*storev1.Tenant)
@@ -386,7 +403,11 @@ func (d *duties) findDue(ctx context.Context) (due []dueSubject, err error) {
 			}
 			tenants[s.tenant] = t
 		}
-		if t.State != storev1.TenantState_TENANT_STATE_ACTIVE || binding(t.Holds, k.holdTime(now)) != nil {
+		switch {
+		case t.State == storev1.TenantState_TENANT_STATE_FENCED:
+			pointless = append(pointless, key)
+			return nil
+		case t.State != storev1.TenantState_TENANT_STATE_ACTIVE, binding(t.Holds, k.holdTime(now)) != nil:
 			return nil
 		}
 		var subject storev1.Subject
@@ -402,7 +423,7 @@ func (d *duties) findDue(ctx context.Context) (due []dueSubject, err error) {
 	if errors.Is(err, errEnough) {
 		err = nil
 	}
-	return due, err
+	return due, pointless, err
 }
 
 // errEnough ends a scan.

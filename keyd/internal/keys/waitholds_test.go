@@ -429,3 +429,22 @@ func TestHoldDelaysNobody(t *testing.T) {
 		t.Errorf("stages %+v", v.Stages())
 	}
 }
+
+// Nothing waits for a tenant that was erased.
+func TestWaitForHoldsOfAnErasedTenant(t *testing.T) {
+	r := newRig(t)
+	for i := range 3 {
+		s := fmt.Sprint("s", i)
+		r.want("hold", r.hold(s, "h"), ok)
+		r.wait(s, "r"+s)
+		r.want("release", r.release(s, "h"), ok)
+	}
+	if _, err := r.DestroyTenant(t.Context(), &keydv1.DestroyTenantRequest{Tenant: "acme", RequestId: "t1", Reason: "left"}); err != nil {
+		t.Fatal(err)
+	}
+	size := r.LedgerSize()
+	r.duty()
+	if n := len(r.rows("D")); n != 0 || r.LedgerSize() != size {
+		t.Errorf("%d rows are left in the index of what is due, and %d entries were added", n, r.LedgerSize()-size)
+	}
+}
