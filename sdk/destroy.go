@@ -63,6 +63,10 @@ type Destruction struct {
 	// legal hold binds then: until it is done nothing is destroyed, and it can
 	// be cancelled. DestroyKey with the same request tells what has become of it.
 	Due time.Time
+	// LivingGeneration, unless it is zero, is that of a later life: what this
+	// request destroyed was reinstated since, and the receipt is about the life
+	// before.
+	LivingGeneration uint32
 }
 
 // DestroyKey destroys a subject's keys for good. This client stops using its
@@ -101,6 +105,8 @@ func (c *Client) DestroyKey(ctx context.Context, r DestroyRequest) (*Destruction
 		Receipt:     resp.GetReceipt(),
 		LedgerIndex: resp.GetLedgerIndex(),
 		Already:     resp.GetAlreadyDestroyed(),
+
+		LivingGeneration: resp.GetLivingGeneration(),
 	}
 	if resp.GetDrainedBy() != nil {
 		d.DrainedBy = resp.GetDrainedBy().AsTime()

@@ -77,6 +77,7 @@ type destroyResult struct {
 	AlreadyDestroyed bool          `json:"already_destroyed"`
 	Due              time.Time     `json:"due,omitzero"`
 	DrainedBy        time.Time     `json:"drained_by,omitzero"`
+	LivingGeneration uint32        `json:"living_generation,omitzero"`
 	Checked          bool          `json:"checked"`
 	Stages           *stagesResult `json:"stages"`
 	Statement        rawJSON       `json:"statement"`
@@ -127,6 +128,7 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 	v := destroyResult{
 		recordResult:     d.save.result(d.request.id, done.LedgerIndex, done.Receipt),
 		AlreadyDestroyed: done.Already, Due: done.Due, DrainedBy: done.DrainedBy,
+		LivingGeneration: done.LivingGeneration,
 	}
 	verified, unchecked := a.check(ctx, client, done.Receipt)
 	if verified != nil {
@@ -136,6 +138,9 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 	}
 	err = a.print(v, func(w io.Writer) {
 		switch {
+		case v.LivingGeneration != 0:
+			fmt.Fprintf(w, "destroyed then, in generation %d; reinstated since, and living in generation %d: nothing was destroyed now\n",
+				d.generation, v.LivingGeneration)
 		case v.AlreadyDestroyed:
 			fmt.Fprintln(w, "already destroyed; the receipt is that of then")
 		case !v.Due.IsZero() && !v.Due.After(a.now()):

@@ -160,7 +160,7 @@ func TestReinstate(t *testing.T) {
 	alice := []string{"--tenant", "acme", "--subject", "alice", "--reason", "r"}
 	run := func(args ...string) []string { return append(args, alice...) }
 	c.fails(18, "", run("subject", "reinstate", "--generation", "1")...) // it lives
-	c.ok("", run("destroy", "--yes")...)
+	first := c.object("", run("destroy", "--yes", "--request-id", "first")...)
 	c.fails(2, "", run("subject", "reinstate")...) // which generation?
 	c.fails(2, "", run("subject", "reinstate", "--generation", "0")...)
 	c.fails(18, "", run("subject", "reinstate", "--generation", "2")...)
@@ -179,6 +179,16 @@ func TestReinstate(t *testing.T) {
 	blob := c.seal("new")
 	if c.open(blob) != "new" {
 		t.Error("the new life does not open")
+	}
+	// The first request, repeated, has its receipt, and does not look as if the
+	// one who lives was destroyed.
+	out = c.ok("", run("destroy", "--yes", "--request-id", "first")...)
+	if !strings.HasPrefix(out, "destroyed then, in generation 1; reinstated since, and living in generation 2: nothing was destroyed now\n") {
+		t.Errorf("the first request again:\n%s", out)
+	}
+	again := c.object("", run("destroy", "--yes", "--request-id", "first")...)
+	if again["receipt"] != first["receipt"] || again["living_generation"] != float64(2) || first["living_generation"] != nil {
+		t.Errorf("the first request again: %v", again)
 	}
 	// A late request for the first life does not kill the second.
 	c.fails(18, "", run("destroy", "--yes")...)

@@ -136,27 +136,18 @@ func parseContext(pairs []string) (envelope.Context, error) {
 	return bound, nil
 }
 
-// requestFlags name an intent, so that its repetition is known for one.
-type requestFlags struct {
-	id     string
-	reason string
-}
+// requestIDFlag names an intent, so that its repetition is known for one.
+type requestIDFlag struct{ id string }
 
-func (r *requestFlags) add(c *cobra.Command) {
-	c.Flags().StringVar(&r.reason, "reason", "", "a code of [a-z0-9._-], such as gdpr-art17; it is kept in the ledger")
-	_ = c.MarkFlagRequired("reason")
+func (r *requestIDFlag) add(c *cobra.Command) {
 	c.Flags().StringVar(&r.id, "request-id", "", "the request's id; give it again to repeat the request (default: a new one)")
-	_ = c.RegisterFlagCompletionFunc("reason", cobra.NoFileCompletions)
 	_ = c.RegisterFlagCompletionFunc("request-id", cobra.NoFileCompletions)
 }
 
 // settle makes an id if none was given, and tells it before anything is done
 // under it, so that whatever happens the request can be repeated. It comes after
 // everything that can be found wrong without keyd.
-func (r *requestFlags) settle(a *app, c *cobra.Command) error {
-	if err := ident.Reason(r.reason); err != nil {
-		return err
-	}
+func (r *requestIDFlag) settle(a *app, c *cobra.Command) error {
 	if c.Flags().Changed("request-id") {
 		return ident.RequestID(r.id)
 	}
@@ -168,6 +159,26 @@ func (r *requestFlags) settle(a *app, c *cobra.Command) error {
 	return encodeJSON(a.err, struct {
 		RequestID string `json:"request_id"`
 	}{r.id})
+}
+
+// requestFlags name an intent, and why there is one.
+type requestFlags struct {
+	requestIDFlag
+	reason string
+}
+
+func (r *requestFlags) add(c *cobra.Command) {
+	c.Flags().StringVar(&r.reason, "reason", "", "a code of [a-z0-9._-], such as gdpr-art17; it is kept in the ledger")
+	_ = c.MarkFlagRequired("reason")
+	_ = c.RegisterFlagCompletionFunc("reason", cobra.NoFileCompletions)
+	r.requestIDFlag.add(c)
+}
+
+func (r *requestFlags) settle(a *app, c *cobra.Command) error {
+	if err := ident.Reason(r.reason); err != nil {
+		return err
+	}
+	return r.requestIDFlag.settle(a, c)
 }
 
 // checkClasses finds a class that cannot be, the empty one above all.

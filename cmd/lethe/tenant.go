@@ -132,8 +132,10 @@ func (a *app) tenantCommand() *cobra.Command {
 
 func (a *app) tenantCreateCommand() *cobra.Command {
 	var specs []string
-	c := a.command(&cobra.Command{
-		Use:   "create NAME [--class NAME[:WIDTH[:LEASE]]]...",
+	var r requestIDFlag
+	var c *cobra.Command
+	c = a.command(&cobra.Command{
+		Use:   "create NAME [--class NAME[:WIDTH[:LEASE]]]... [--request-id ID]",
 		Short: "Create a tenant with its keys and first classes",
 		Long: `Create makes a tenant. A name is never used twice, not even after its tenant is
 gone.
@@ -141,7 +143,10 @@ gone.
 A class is NAME, the width of its buckets (1h to 366d; 30d unless given) and the
 lease of its keys (0s to 1h; 1m unless given). The lease bounds how long clients
 go on without keyd, and as long they may take to stop after a destruction.
-Without --class the tenant gets checkpoint, trace, backup and memory.`,
+Without --class the tenant gets checkpoint, trace, backup and memory.
+
+A request id that was not given is made, and told first: if the answer is lost,
+or is UNAVAILABLE, repeat the command with that --request-id.`,
 		Example: `  lethe tenant create acme
   lethe tenant create acme --class memory:30d:1m --class trace:1d:10s`,
 		Args: exactly("NAME"),
@@ -157,15 +162,20 @@ Without --class the tenant gets checkpoint, trace, backup and memory.`,
 			}
 			req.Classes = append(req.Classes, class)
 		}
+		if err := r.settle(a, c); err != nil {
+			return err
+		}
+		req.RequestId = r.id
 		return a.admin(ctx, func(ctx context.Context, admin keydv1.AdminServiceClient) error {
 			res, err := admin.CreateTenant(ctx, req)
 			if err != nil {
-				return err
+				return with(err, "request_id", r.id)
 			}
 			v := struct {
-				Tenant  string        `json:"tenant"`
-				Classes []classResult `json:"classes"`
-			}{args[0], classResults(res.GetClasses())}
+				Tenant    string        `json:"tenant"`
+				RequestID string        `json:"request_id"`
+				Classes   []classResult `json:"classes"`
+			}{args[0], r.id, classResults(res.GetClasses())}
 			return a.print(v, func(w io.Writer) {
 				fmt.Fprintf(w, "created tenant %s\n", v.Tenant)
 				writeClasses(w, v.Classes)
@@ -174,6 +184,7 @@ Without --class the tenant gets checkpoint, trace, backup and memory.`,
 	})
 	c.Flags().StringArrayVar(&specs, "class", nil, "a first class, NAME[:WIDTH[:LEASE]]; may be given several times")
 	_ = c.RegisterFlagCompletionFunc("class", cobra.NoFileCompletions)
+	r.add(c)
 	return c
 }
 

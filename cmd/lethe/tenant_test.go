@@ -206,3 +206,18 @@ func TestDestroyTenant(t *testing.T) {
 	}
 	c.fails(10, blob, "open", "--tenant", "acme", "--subject", "ann", "--class", "memory")
 }
+
+func TestTenantCreateAgain(t *testing.T) {
+	c := newCLI(t)
+	create := []string{"tenant", "create", "beta", "--class", "note:1h:5s"}
+	first := c.object("", append(create, "--request-id", "r1")...)
+	again := c.object("", append(create, "--request-id", "r1")...)
+	if fmt.Sprint(first) != fmt.Sprint(again) || first["request_id"] != "r1" {
+		t.Errorf("%v, and again %v", first, again)
+	}
+	c.fails(18, "", append(create, "--request-id", "r2")...)
+	c.fails(18, "", create...)
+	if r := c.run("", "tenant", "create", "gamma"); r.code != 0 || !strings.HasPrefix(r.err, "request id: cli-") {
+		t.Errorf("exit code %d, %q", r.code, r.err)
+	}
+}

@@ -29,6 +29,7 @@ type Recorded struct {
 	Index      uint64
 	Repeated   bool // nothing was left to do: the entry is an earlier one's
 	Generation uint32
+	Living     uint32 // what was destroyed lives again, in this generation; zero: not so
 	DrainedBy  time.Time
 	Due        time.Time // nothing is destroyed before
 }
@@ -164,6 +165,7 @@ func (k *Keys) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest) (*
 		return nil, err
 	}
 	var already bool
+	var living uint32
 	o := &op{
 		rows:   q.rows(),
 		closes: string(subjectKey(q.keys.id, q.handle)),
@@ -174,6 +176,9 @@ func (k *Keys) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest) (*
 			}
 			if row != nil {
 				already = row.AlreadyDestroyed
+				if living, err = livingAgain(r, q); err != nil {
+					return nil, err
+				}
 				return repeatDestroy(r, row)
 			}
 			p, err := k.planNowOrLater(r, q, due, now, req.WaitForHolds)
@@ -191,6 +196,9 @@ func (k *Keys) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyRequest) (*
 		return nil, err
 	}
 	rec.Repeated = already
+	if rec.Due.IsZero() { // it is not only scheduled
+		rec.Living = living
+	}
 	return rec, nil
 }
 
@@ -222,6 +230,38 @@ func (k *Keys) planNowOrLater(r Reader, q *request, due, now time.Time, waits bo
 		return k.planSchedule(r, q, now, now, waits)
 	}
 	return p, err
+}
+
+// livingAgain returns the generation in which the targets of a request that was
+// done before, or one of them, live after the one that it named; zero if none
+// does.
+func livingAgain(r Reader, q *request) (uint32, error) {
+	var subject storev1.Subject
+	err := getRow(r, subjectKey(q.keys.id, q.handle), &subject)
+	switch {
+	case errors.Is(err, ErrNotFound), subject.State == storev1.LifeState_LIFE_STATE_DESTROYED:
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	if len(q.classes) == 0 {
+		if subject.Generation > q.ifGeneration {
+			return subject.Generation, nil
+		}
+		return 0, nil
+	}
+	var living uint32
+	for _, name := range q.classes {
+		c, err := readClass(r, q.keys.id, name)
+		if err != nil {
+			return 0, err
+		}
+		sc := classOf(&subject, c.Number)
+		if sc != nil && sc.State != storev1.LifeState_LIFE_STATE_DESTROYED && sc.Generation > q.ifGeneration {
+			living = max(living, sc.Generation)
+		}
+	}
+	return living, nil
 }
 
 // aim is what a destruction is to reach.

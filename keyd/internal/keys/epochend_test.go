@@ -292,6 +292,46 @@ func TestRootIsKept(t *testing.T) {
 	}
 }
 
+// Keeping a root is answered once the anchor has what is stated of it, by a
+// repeat as well.
+func TestKeptRootIsAnchored(t *testing.T) {
+	r := newRig(t)
+	var down atomic.Bool
+	r.anchor.Inject = func(context.Context, string) anchortest.Fault {
+		if down.Load() {
+			return anchortest.Lost
+		}
+		return anchortest.None
+	}
+	r.patience = 50 * time.Millisecond
+	r.reopen()
+	r.seal("ann", "trace")
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	for range 7 { // through the soak
+		_ = keys.Duty(t.Context(), r.Keys)
+		r.clock.Advance(20 * time.Minute)
+	}
+	all, _, err := r.Epochs(t.Context())
+	if err != nil || all[0].State != keydv1.EpochState_EPOCH_STATE_RETIRING {
+		t.Fatalf("%v, %v", all, err)
+	}
+	down.Store(true)
+	for range 3 {
+		r.want("the anchor is away", r.CancelRetirement(t.Context(), 1), isUnavail)
+	}
+	down.Store(false)
+	for range 200 {
+		if err = r.CancelRetirement(t.Context(), 1); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		t.Errorf("the anchor is back: %v", err)
+	}
+}
+
 // A root that is scheduled at the moment when it is kept is called off.
 func TestKeptWhileItIsScheduled(t *testing.T) {
 	r, _, kms := newMemoryRig(t)

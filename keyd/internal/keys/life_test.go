@@ -5,9 +5,12 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"lethe/keyd/anchor/anchortest"
@@ -559,5 +562,169 @@ func TestListReceipts(t *testing.T) {
 	page, next, err := r.ListReceipts(t.Context(), "acme", []byte("s3"), 0, 3)
 	if err != nil || next != 0 || len(page) != 1 {
 		t.Errorf("of one subject: %d, next %d, %v", len(page), next, err)
+	}
+}
+
+// A request for a tenant that was not answered, because the anchor was away, is
+// repeated.
+func TestTenantIsRequestedAgain(t *testing.T) {
+	r := newRig(t)
+	var down atomic.Bool
+	r.anchor.Inject = func(context.Context, string) anchortest.Fault {
+		if down.Load() {
+			return anchortest.Lost
+		}
+		return anchortest.None
+	}
+	r.patience = 50 * time.Millisecond
+	r.reopen()
+	down.Store(true)
+	note := func() []*keydv1.Class {
+		c := class("note", time.Hour, time.Minute)
+		c.Retention, c.ApprovedBy = durationpb.New(day), "dpo"
+		return []*keydv1.Class{c, class("trace", 2*time.Hour, 0)}
+	}
+	for range 2 {
+		_, err := r.RequestTenant(t.Context(), "beta", note(), "r1")
+		r.want("the anchor is away", err, isUnavail)
+	}
+	down.Store(false)
+	r.patience = 0
+	r.reopen()
+	made, err := r.RequestTenant(t.Context(), "beta", note(), "r1")
+	if err != nil || len(made) != 2 || made[0].Name != "note" || made[0].Number != 1 || made[0].ApprovedBy != "dpo" {
+		t.Fatalf("again: %v, %v", made, err)
+	}
+	size := r.LedgerSize()
+	if _, err := r.PutClass(t.Context(), "beta", class("note", 3*time.Hour, time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	again, err := r.RequestTenant(t.Context(), "beta", note(), "r1")
+	if err != nil || len(again) != 2 || !proto.Equal(again[0], made[0]) || !proto.Equal(again[1], made[1]) {
+		t.Errorf("after a change of policy: %v, %v; want %v", again, err, made)
+	}
+	if got := r.LedgerSize(); got != size+1 {
+		t.Errorf("the ledger has %d entries, want %d", got, size+1)
+	}
+	// The default classes are what it means to name none.
+	first, err := r.RequestTenant(t.Context(), "gamma", nil, "r1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := r.RequestTenant(t.Context(), "gamma", nil, "r1"); err != nil || len(again) != len(first) {
+		t.Errorf("with default classes: %v, %v", again, err)
+	}
+
+	_, err = r.RequestTenant(t.Context(), "beta", note()[:1], "r1")
+	r.want("the same id for other classes", err, isConflict)
+	_, err = r.RequestTenant(t.Context(), "beta", note(), "r2")
+	r.want("another request for the name", err, isConflict)
+	_, err = r.RequestTenant(t.Context(), "beta", note(), "")
+	r.want("a request without an id", err, isConflict)
+	_, err = r.RequestTenant(t.Context(), "delta", note(), "a\x00b")
+	r.want("an id with a NUL", err, isInvalid)
+	_, err = r.DestroyKey(t.Context(), &keydv1.DestroyKeyRequest{Tenant: "beta", SubjectId: []byte("ann"), RequestId: "r1", Reason: "test"})
+	r.want("its id for something else", err, isConflict)
+	if _, err := r.DestroyTenant(t.Context(), &keydv1.DestroyTenantRequest{Tenant: "beta", RequestId: "r9", Reason: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.RequestTenant(t.Context(), "beta", note(), "r1")
+	r.want("the tenant is erased", err, isErased)
+}
+
+// Concurrent repeats of a request make one tenant, and get one answer.
+func TestTenantIsRequestedAtOnce(t *testing.T) {
+	r := newRig(t)
+	size := r.LedgerSize()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			made, err := r.RequestTenant(t.Context(), "beta", nil, "r1")
+			if err != nil || len(made) != 4 {
+				t.Errorf("%v, %v", made, err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := r.LedgerSize(); got != size+5 {
+		t.Errorf("%d entries, want 5", got-size)
+	}
+}
+
+// A policy that is put again is not logged again.
+func TestClassIsPutAgain(t *testing.T) {
+	r := newRig(t)
+	put := func() *keydv1.Class {
+		c, err := r.PutClass(t.Context(), "acme", class("trace", 2*time.Hour, time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	first := put()
+	size := r.LedgerSize()
+	if again := put(); !proto.Equal(first, again) || r.LedgerSize() != size {
+		t.Errorf("again: %v, %d entries; want %v, %d", again, r.LedgerSize(), first, size)
+	}
+	r.clock.Advance(3 * day) // the new width holds
+	put()
+	size = r.LedgerSize()
+	if put(); r.LedgerSize() != size {
+		t.Error("it is logged again once the width holds")
+	}
+}
+
+// The repeat of a request that destroyed an earlier life says that there is a
+// later one.
+func TestRepeatedDestroyOfAnEarlierLife(t *testing.T) {
+	r := newRig(t)
+	r.seal("ann", "trace")
+	first := r.destroy("ann", "r1")
+	second := r.destroy("ann", "r2") // finds it done
+	if first.Living != 0 || second.Living != 0 {
+		t.Errorf("living %d, %d", first.Living, second.Living)
+	}
+	reinstate := func(request string, generation uint32, classes ...string) {
+		t.Helper()
+		if _, err := r.Reinstate(t.Context(), &keydv1.ReinstateRequest{
+			Tenant: "acme", SubjectId: []byte("ann"), Classes: classes, IfGeneration: generation, RequestId: request, Reason: "test",
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reinstate("r3", 1)
+	r.seal("ann", "trace")
+	for _, request := range []string{"r1", "r2"} {
+		if again := r.destroy("ann", request); again.Living != 2 || string(again.Receipt) != string(first.Receipt) {
+			t.Errorf("%s: living %d, entry %d", request, again.Living, again.Index)
+		}
+	}
+	one := destroyRequest("ann", "r4", "trace")
+	one.IfGeneration = 2
+	destroyOne := func() *keys.Recorded {
+		t.Helper()
+		rec, err := r.DestroyKey(t.Context(), one)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rec
+	}
+	if rec := destroyOne(); rec.Living != 0 {
+		t.Errorf("one class: living %d", rec.Living)
+	}
+	reinstate("r5", 2, "trace")
+	if rec := destroyOne(); rec.Living != 3 {
+		t.Errorf("one class, reinstated: living %d", rec.Living)
+	}
+	all := destroyRequest("ann", "r6")
+	all.IfGeneration = 3
+	if _, err := r.DestroyKey(t.Context(), all); err != nil {
+		t.Fatal(err)
+	}
+	if again := r.destroy("ann", "r1"); again.Living != 0 {
+		t.Errorf("all is destroyed: living %d", again.Living)
+	}
+	if rec := destroyOne(); rec.Living != 0 {
+		t.Errorf("all is destroyed: living %d", rec.Living)
 	}
 }

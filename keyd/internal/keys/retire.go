@@ -447,7 +447,7 @@ func (k *Keys) CancelRetirement(ctx context.Context, number uint32) error {
 		return unavailable("the KMS did not call off the root's destruction", err)
 	}
 	if e.State != storev1.EpochState_EPOCH_STATE_RETIRING {
-		return nil
+		return k.anchored(ctx) // it may be stated already, by a call that was not answered
 	}
 	o := &op{alone: true, check: func(r Reader, now time.Time) (*plan, error) {
 		row, err := pastEpoch(r, number)

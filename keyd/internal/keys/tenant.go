@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"lethe/keyd/internal/wrap"
@@ -19,6 +20,12 @@ import (
 // CreateTenant makes a tenant: its KEK, its pseudonym key and its first
 // classes. A name is never used twice.
 func (k *Keys) CreateTenant(ctx context.Context, name string, classes []*keydv1.Class) ([]*keydv1.Class, error) {
+	return k.RequestTenant(ctx, name, classes, "")
+}
+
+// RequestTenant is CreateTenant for a request with an id, if it has one: its
+// repeat gets the same answer.
+func (k *Keys) RequestTenant(ctx context.Context, name string, classes []*keydv1.Class, requestID string) ([]*keydv1.Class, error) {
 	if err := ident.Tenant(name); err != nil {
 		return nil, invalid("tenant", err)
 	}
@@ -40,10 +47,14 @@ func (k *Keys) CreateTenant(ctx context.Context, name string, classes []*keydv1.
 			}
 		}
 	}
+	q, err := k.tenantRequest(name, classes, requestID)
+	if err != nil {
+		return nil, err
+	}
 
 	// A turn of the epoch in between only means to begin anew.
 	for attempt := 0; ; attempt++ {
-		made, err := k.createTenant(ctx, name, classes)
+		made, err := k.createTenant(ctx, name, classes, q)
 		if errors.Is(err, errTurned) && attempt < 5 {
 			continue
 		}
@@ -51,6 +62,70 @@ func (k *Keys) CreateTenant(ctx context.Context, name string, classes []*keydv1.
 			return nil, err
 		}
 		return publicClasses(made), nil
+	}
+}
+
+// tenantRequest is what is remembered of a request for a tenant; nil if it has
+// no id.
+func (k *Keys) tenantRequest(name string, classes []*keydv1.Class, id string) (*request, error) {
+	if id == "" {
+		return nil, nil
+	}
+	if err := ident.RequestID(id); err != nil {
+		return nil, invalid("request_id", err)
+	}
+	q := &request{
+		kind: "create-tenant", tenant: name, id: id,
+		keys: &tenantKeys{name: name, id: tenantID(name)}, mac: requestMAC(k.requestKey, name, id),
+	}
+	for i, c := range classes {
+		// As a statement says it, but for the time.
+		b, err := classSet(name, newClass(c, uint32(i)+1, time.Unix(0, 0)), time.Unix(0, 0)).Encode()
+		if err != nil {
+			return nil, invalid("classes", err)
+		}
+		q.extra = append(q.extra, b...)
+	}
+	q.digest = q.sum()
+	return q, nil
+}
+
+// repeatTenant answers a request that was done before, as it was then, for as
+// long as there is the tenant.
+func (k *Keys) repeatTenant(ctx context.Context, q *request, classes int) ([]*storev1.Class, error) {
+	var made []*storev1.Class
+	o := &op{rows: q.rows(), check: func(r Reader, _ time.Time) (*plan, error) {
+		row, err := q.earlier(r)
+		if err != nil {
+			return nil, err
+		}
+		if row == nil {
+			return nil, errTurned
+		}
+		if _, err := activeTenant(r, q.tenant); err != nil {
+			return nil, err
+		}
+		made = made[:0]
+		for i := range uint64(classes) {
+			s, err := statementAt(r, row.LedgerIndex+1+i)
+			if err != nil {
+				return nil, err
+			}
+			made = append(made, statedClass(s, row.LedgerIndex+1+i))
+		}
+		return repeat(row), nil
+	}}
+	return made, k.record(ctx, o)
+}
+
+// statedClass is the class that a statement set.
+func statedClass(s *receipt.Statement, index uint64) *storev1.Class {
+	return &storev1.Class{
+		Name: s.Classes[0].Name, Number: s.Classes[0].Number,
+		BucketWidthS: s.BucketWidthS, WidthFromS: s.WidthFromS,
+		NextBucketWidthS: s.NextBucketWidthS, NextWidthFromS: s.NextWidthFromS,
+		LeaseMs: s.LeaseMS, RetentionS: s.RetentionS, DenyOnly: s.EndAction == receipt.EndDeny,
+		ApprovedBy: s.ApprovedBy, ChangedAt: index + 1,
 	}
 }
 
@@ -78,11 +153,17 @@ func (k *Keys) newKEK(ctx context.Context, tenant string, epoch *storev1.Epoch) 
 	return f, err
 }
 
-func (k *Keys) createTenant(ctx context.Context, name string, classes []*keydv1.Class) ([]*storev1.Class, error) {
+func (k *Keys) createTenant(ctx context.Context, name string, classes []*keydv1.Class, q *request) ([]*storev1.Class, error) {
 	// What can be refused is refused before the KMS is asked.
 	var es epochs
 	var open, preparing *storev1.Epoch
+	var before *storev1.Request
 	err := k.store.View(ctx, func(r Reader) (err error) {
+		if q != nil {
+			if before, err = q.earlier(r); before != nil || err != nil {
+				return err
+			}
+		}
 		if es, err = readEpochs(r); err != nil {
 			return err
 		}
@@ -98,6 +179,9 @@ func (k *Keys) createTenant(ctx context.Context, name string, classes []*keydv1.
 	})
 	if err != nil {
 		return nil, err
+	}
+	if before != nil {
+		return k.repeatTenant(ctx, q, len(classes))
 	}
 	kek, err := k.newKEK(ctx, name, open)
 	if err != nil {
@@ -120,11 +204,23 @@ func (k *Keys) createTenant(ctx context.Context, name string, classes []*keydv1.
 	}
 
 	var made []*storev1.Class
+	rows := []string{string(tenantKey(id))}
+	if q != nil {
+		rows = append(rows, q.rows()...)
+	}
 	o := &op{
-		rows: []string{string(tenantKey(id))},
+		rows: rows,
 		check: func(r Reader, now time.Time) (*plan, error) {
 			if _, err := openEpoch(r); err != nil {
 				return nil, err
+			}
+			if q != nil {
+				switch before, err := q.earlier(r); {
+				case err != nil:
+					return nil, err
+				case before != nil:
+					return nil, errTurned // its repeat, which finds it
+				}
 			}
 			switch now, err := readEpochs(r); {
 			case err != nil:
@@ -147,6 +243,9 @@ func (k *Keys) createTenant(ctx context.Context, name string, classes []*keydv1.
 			statements := []*receipt.Statement{{
 				Kind: receipt.TenantCreated, Time: now, Tenant: name, PseudonymCheck: row.PseudonymCheck,
 			}}
+			if q != nil {
+				statements[0].Request = q.mac
+			}
 			made = made[:0]
 			for i, c := range classes {
 				row := newClass(c, uint32(i)+1, now)
@@ -170,6 +269,11 @@ func (k *Keys) createTenant(ctx context.Context, name string, classes []*keydv1.
 				}
 				if err := putRow(tx, pseudonymRowKey, pseudonymRow); err != nil {
 					return err
+				}
+				if q != nil {
+					if err := q.remember(tx, index, now, false, 0); err != nil {
+						return err
+					}
 				}
 				return putRow(tx, tenantKey(id), row)
 			}}, nil
@@ -359,6 +463,7 @@ func (k *Keys) PutClass(ctx context.Context, tenant string, c *keydv1.Class) (*k
 		case err != nil:
 			return nil, err
 		default:
+			before := proto.CloneOf(row)
 			setLease(row, c.Lease.AsDuration().Milliseconds(), now)
 			next, err := nextBucket(r, id, row, now)
 			if err != nil {
@@ -368,6 +473,10 @@ func (k *Keys) PutClass(ctx context.Context, tenant string, c *keydv1.Class) (*k
 				return nil, err
 			}
 			setRetention(row, c)
+			if proto.Equal(before, row) && row.ChangedAt != 0 {
+				// Nothing new, such as a repeat: the entry is there.
+				return &plan{index: row.ChangedAt - 1, write: func(Tx, uint64) error { return nil }}, nil
+			}
 		}
 		return &plan{statements: []*receipt.Statement{classSet(tenant, row, now)}, write: func(tx Tx, index uint64) error {
 			row.ChangedAt = index + 1

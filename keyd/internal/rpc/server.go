@@ -151,7 +151,7 @@ func (s *erasureService) DestroyKey(ctx context.Context, req *keydv1.DestroyKeyR
 	}
 	res := &keydv1.DestroyKeyResponse{
 		Receipt: rec.Receipt, LedgerIndex: rec.Index, AlreadyDestroyed: rec.Repeated,
-		DrainedBy: timestamppb.New(rec.DrainedBy),
+		DrainedBy: timestamppb.New(rec.DrainedBy), LivingGeneration: rec.Living,
 	}
 	if !rec.Due.IsZero() {
 		res.Due = timestamppb.New(rec.Due)
@@ -298,7 +298,7 @@ type adminService struct {
 }
 
 func (s *adminService) CreateTenant(ctx context.Context, req *keydv1.CreateTenantRequest) (*keydv1.CreateTenantResponse, error) {
-	classes, err := s.keys.CreateTenant(ctx, req.Tenant, req.Classes)
+	classes, err := s.keys.RequestTenant(ctx, req.Tenant, req.Classes, req.RequestId)
 	if err != nil {
 		return nil, err
 	}

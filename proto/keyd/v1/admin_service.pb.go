@@ -261,7 +261,11 @@ type CreateTenantRequest struct {
 	Tenant string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// The first classes; empty: checkpoint, trace, backup and memory with
 	// default policy. Numbers are given by keyd.
-	Classes       []*Class `protobuf:"bytes,2,rep,name=classes,proto3" json:"classes,omitempty"`
+	Classes []*Class `protobuf:"bytes,2,rep,name=classes,proto3" json:"classes,omitempty"`
+	// 1-128 bytes, chosen by the caller, unique per intent. A repeat returns the
+	// same answer for as long as there is the tenant; the same id for something
+	// else is a conflict. Empty: a repeat is one too, for the name is taken.
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -308,6 +312,13 @@ func (x *CreateTenantRequest) GetClasses() []*Class {
 		return x.Classes
 	}
 	return nil
+}
+
+func (x *CreateTenantRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
 }
 
 type CreateTenantResponse struct {
@@ -1598,10 +1609,12 @@ const file_keyd_v1_admin_service_proto_rawDesc = "" +
 	"end_action\x18\x06 \x01(\x0e2\x12.keyd.v1.EndActionR\tendAction\x12\x1f\n" +
 	"\vapproved_by\x18\a \x01(\tR\n" +
 	"approvedBy\x12!\n" +
-	"\fledger_index\x18\b \x01(\x04R\vledgerIndex\"W\n" +
+	"\fledger_index\x18\b \x01(\x04R\vledgerIndex\"v\n" +
 	"\x13CreateTenantRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12(\n" +
-	"\aclasses\x18\x02 \x03(\v2\x0e.keyd.v1.ClassR\aclasses\"@\n" +
+	"\aclasses\x18\x02 \x03(\v2\x0e.keyd.v1.ClassR\aclasses\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"@\n" +
 	"\x14CreateTenantResponse\x12(\n" +
 	"\aclasses\x18\x01 \x03(\v2\x0e.keyd.v1.ClassR\aclasses\"P\n" +
 	"\x12ListTenantsRequest\x12\x1b\n" +

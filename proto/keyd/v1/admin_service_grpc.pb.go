@@ -44,7 +44,8 @@ type AdminServiceClient interface {
 	ListTenants(ctx context.Context, in *ListTenantsRequest, opts ...grpc.CallOption) (*ListTenantsResponse, error)
 	// PutClass makes a class or changes its policy. A change of the bucket width
 	// takes effect at the end of the running bucket or, in the last hour of it, of
-	// the next one if that was made already.
+	// the next one if that was made already. What changes nothing, as a repeat, is
+	// answered as before.
 	PutClass(ctx context.Context, in *PutClassRequest, opts ...grpc.CallOption) (*PutClassResponse, error)
 	ListClasses(ctx context.Context, in *ListClassesRequest, opts ...grpc.CallOption) (*ListClassesResponse, error)
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
@@ -209,7 +210,8 @@ type AdminServiceServer interface {
 	ListTenants(context.Context, *ListTenantsRequest) (*ListTenantsResponse, error)
 	// PutClass makes a class or changes its policy. A change of the bucket width
 	// takes effect at the end of the running bucket or, in the last hour of it, of
-	// the next one if that was made already.
+	// the next one if that was made already. What changes nothing, as a repeat, is
+	// answered as before.
 	PutClass(context.Context, *PutClassRequest) (*PutClassResponse, error)
 	ListClasses(context.Context, *ListClassesRequest) (*ListClassesResponse, error)
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)

@@ -203,9 +203,13 @@ type DestroyKeyResponse struct {
 	// Nothing is destroyed yet: it is scheduled for then, or for when no hold
 	// binds any more if that is later. A repeat of the request after that returns
 	// the receipt of the destruction too.
-	Due           *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=due,proto3" json:"due,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Due *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=due,proto3" json:"due,omitempty"`
+	// What this request destroyed, or one of its classes, was reinstated since and
+	// lives in this generation, which a destroy of it has to name. The receipt is
+	// about the life before. Zero: it is not so.
+	LivingGeneration uint32 `protobuf:"varint,6,opt,name=living_generation,json=livingGeneration,proto3" json:"living_generation,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *DestroyKeyResponse) Reset() {
@@ -271,6 +275,13 @@ func (x *DestroyKeyResponse) GetDue() *timestamppb.Timestamp {
 		return x.Due
 	}
 	return nil
+}
+
+func (x *DestroyKeyResponse) GetLivingGeneration() uint32 {
+	if x != nil {
+		return x.LivingGeneration
+	}
+	return 0
 }
 
 type CancelDestructionRequest struct {
@@ -981,14 +992,15 @@ const file_keyd_v1_erasure_service_proto_rawDesc = "" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x129\n" +
 	"\n" +
 	"not_before\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tnotBefore\x12$\n" +
-	"\x0ewait_for_holds\x18\b \x01(\bR\fwaitForHolds\"\xe7\x01\n" +
+	"\x0ewait_for_holds\x18\b \x01(\bR\fwaitForHolds\"\x94\x02\n" +
 	"\x12DestroyKeyResponse\x12\x18\n" +
 	"\areceipt\x18\x01 \x01(\fR\areceipt\x12!\n" +
 	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\x12+\n" +
 	"\x11already_destroyed\x18\x03 \x01(\bR\x10alreadyDestroyed\x129\n" +
 	"\n" +
 	"drained_by\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tdrainedBy\x12,\n" +
-	"\x03due\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x03due\"\xb6\x01\n" +
+	"\x03due\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x03due\x12+\n" +
+	"\x11living_generation\x18\x06 \x01(\rR\x10livingGeneration\"\xb6\x01\n" +
 	"\x18CancelDestructionRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +

@@ -40,7 +40,8 @@ type ErasureServiceClient interface {
 	// Reinstate begins the next generation of a destroyed subject or class. What
 	// was destroyed stays destroyed.
 	Reinstate(ctx context.Context, in *ReinstateRequest, opts ...grpc.CallOption) (*ReinstateResponse, error)
-	// CancelDestruction calls off what DestroyKey scheduled and has not happened.
+	// CancelDestruction calls off what DestroyKey scheduled and has not happened,
+	// be it overdue.
 	CancelDestruction(ctx context.Context, in *CancelDestructionRequest, opts ...grpc.CallOption) (*CancelDestructionResponse, error)
 	// DestroyTenant erases a whole tenant for good: it is fenced at once, with
 	// everything that it ever sealed, and its name is never used again.
@@ -121,7 +122,8 @@ type ErasureServiceServer interface {
 	// Reinstate begins the next generation of a destroyed subject or class. What
 	// was destroyed stays destroyed.
 	Reinstate(context.Context, *ReinstateRequest) (*ReinstateResponse, error)
-	// CancelDestruction calls off what DestroyKey scheduled and has not happened.
+	// CancelDestruction calls off what DestroyKey scheduled and has not happened,
+	// be it overdue.
 	CancelDestruction(context.Context, *CancelDestructionRequest) (*CancelDestructionResponse, error)
 	// DestroyTenant erases a whole tenant for good: it is fenced at once, with
 	// everything that it ever sealed, and its name is never used again.

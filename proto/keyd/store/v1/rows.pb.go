@@ -834,7 +834,9 @@ type Duty struct {
 	// Counts the holders: the fencing token.
 	Term uint64 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
 	// The newest wall clock that was believed.
-	ClockMs       int64 `protobuf:"varint,3,opt,name=clock_ms,json=clockMs,proto3" json:"clock_ms,omitempty"`
+	ClockMs int64 `protobuf:"varint,3,opt,name=clock_ms,json=clockMs,proto3" json:"clock_ms,omitempty"`
+	// Counts how often an operator confirmed it.
+	Confirmations uint64 `protobuf:"varint,4,opt,name=confirmations,proto3" json:"confirmations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -886,6 +888,13 @@ func (x *Duty) GetTerm() uint64 {
 func (x *Duty) GetClockMs() int64 {
 	if x != nil {
 		return x.ClockMs
+	}
+	return 0
+}
+
+func (x *Duty) GetConfirmations() uint64 {
+	if x != nil {
+		return x.Confirmations
 	}
 	return 0
 }
@@ -2286,11 +2295,12 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x04beat\x18\x01 \x01(\x04R\x04beat\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x16\n" +
 	"\x06oldest\x18\x03 \x01(\rR\x06oldest\x12\x17\n" +
-	"\atime_ms\x18\x04 \x01(\x03R\x06timeMs\"M\n" +
+	"\atime_ms\x18\x04 \x01(\x03R\x06timeMs\"s\n" +
 	"\x04Duty\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\fR\x06holder\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x19\n" +
-	"\bclock_ms\x18\x03 \x01(\x03R\aclockMs\"T\n" +
+	"\bclock_ms\x18\x03 \x01(\x03R\aclockMs\x12$\n" +
+	"\rconfirmations\x18\x04 \x01(\x04R\rconfirmations\"T\n" +
 	"\aWrapped\x12\x15\n" +
 	"\x06kek_id\x18\x01 \x01(\fR\x05kekId\x12\x1e\n" +
 	"\n" +
