@@ -74,6 +74,11 @@ func TestAudit(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	for _, queries := range [][]*keydv1.BlobKeyQuery{{query}, {query, query, query}} { // refused, all alike
+		if _, err := keysClient.GetBlobKeys(t.Context(), &keydv1.GetBlobKeysRequest{Queries: queries}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	_, err := erasure.DestroyKey(t.Context(), &keydv1.DestroyKeyRequest{Tenant: "acme", SubjectId: []byte("needle\x00")})
 	if status.Code(err) != codes.InvalidArgument || strings.Contains(err.Error(), "needle") {
 		t.Errorf("a subject id with a NUL: %v", err)
@@ -83,12 +88,15 @@ func TestAudit(t *testing.T) {
 		t.Errorf("the log names what it must not:\n%s", text)
 	}
 	for _, want := range []string{
-		`"method":"GetBlobKeys"`, `"failed":1`, `"(invalid)"`,
+		`"method":"GetBlobKeys","principal":"development@unix","outcome":"MIXED"`, `"queries":{"INVALID_ARGUMENT":1,"OK":1}`, `"(invalid)"`,
 		`"method":"DestroyKey","principal":"development@unix","outcome":"OK"`, `"outcome":"INVALID_ARGUMENT"`,
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s in the log:\n%s", want, text)
 		}
+	}
+	if n := strings.Count(text, `"method":"GetBlobKeys","principal":"development@unix","outcome":"ERASED"`); n != 2 {
+		t.Errorf("%d calls are logged as refused, want 2:\n%s", n, text)
 	}
 }
 

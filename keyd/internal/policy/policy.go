@@ -57,12 +57,17 @@ func (p *Policy) Begin(ctx context.Context, method string, tenants []string) (*C
 	return c, nil
 }
 
-// End audits the outcome; OUTCOME_UNSPECIFIED is success. failed counts the
-// failures inside an answered batch.
-func (c *Call) End(outcome keydv1.Outcome, failed int) {
-	word := "OK"
-	if outcome != keydv1.Outcome_OUTCOME_UNSPECIFIED {
-		word = Reason(outcome)
+// mixed is the outcome, in audit lines and metrics, of an answered batch whose
+// queries ended differently.
+const mixed = "MIXED"
+
+// End audits the outcome; OUTCOME_UNSPECIFIED is success. Where the queries of
+// an answered batch ended differently, queries counts them by outcome; else it
+// is nil.
+func (c *Call) End(outcome keydv1.Outcome, queries map[keydv1.Outcome]int) {
+	word := wordFor(outcome)
+	if queries != nil {
+		word = mixed
 	}
 	took := time.Since(c.begun)
 	c.policy.calls.WithLabelValues(c.method, word).Observe(took.Seconds())
@@ -79,10 +84,21 @@ func (c *Call) End(outcome keydv1.Outcome, failed int) {
 	default:
 		attrs = append(attrs, slog.Any("tenants", c.tenants))
 	}
-	if failed != 0 {
-		attrs = append(attrs, slog.Int("failed", failed))
+	if queries != nil {
+		counts := make(map[string]int, len(queries))
+		for o, n := range queries {
+			counts[wordFor(o)] = n
+		}
+		attrs = append(attrs, slog.Any("queries", counts))
 	}
 	c.policy.audit.LogAttrs(c.ctx, slog.LevelInfo, "call", attrs...)
+}
+
+func wordFor(o keydv1.Outcome) string {
+	if o == keydv1.Outcome_OUTCOME_UNSPECIFIED {
+		return "OK"
+	}
+	return Reason(o)
 }
 
 // Reason is an outcome's name on the wire, in metrics and in audit lines:

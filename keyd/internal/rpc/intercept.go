@@ -66,23 +66,38 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 		if p := recover(); p != nil {
 			err = g.panicked(info.FullMethod, p)
 		}
-		outcome, failed := keydv1.Outcome_OUTCOME_UNSPECIFIED, 0
+		outcome := keydv1.Outcome_OUTCOME_UNSPECIFIED
+		var queries map[keydv1.Outcome]int
 		if err != nil {
 			outcome = failure(err).Outcome
 			res, err = nil, toStatus(err)
 		} else if batch, ok := res.(*keydv1.GetBlobKeysResponse); ok {
-			for _, r := range batch.Results {
-				if r.GetFailure() != nil {
-					failed++
-				}
-			}
+			outcome, queries = batchOutcome(batch.Results)
 		}
-		call.End(outcome, failed)
+		call.End(outcome, queries)
 	}()
 	if err != nil {
 		return nil, err
 	}
 	return handler(ctx, req)
+}
+
+// batchOutcome returns the outcome of all queries of an answered batch or, where
+// they ended differently, how many ended how.
+func batchOutcome(results []*keydv1.BlobKeyResult) (outcome keydv1.Outcome, queries map[keydv1.Outcome]int) {
+	for i, r := range results {
+		o := r.GetFailure().GetOutcome()
+		switch {
+		case i == 0:
+			outcome = o
+		case queries == nil && o != outcome:
+			queries = map[keydv1.Outcome]int{outcome: i}
+		}
+		if queries != nil {
+			queries[o]++
+		}
+	}
+	return outcome, queries
 }
 
 // stream gates a streaming call at the message that opens it, where the
@@ -101,7 +116,7 @@ func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 			err = toStatus(err)
 		}
 		if gated.call != nil {
-			gated.call.End(outcome, 0)
+			gated.call.End(outcome, nil)
 		}
 	}()
 	return handler(srv, gated)
