@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"lethe/internal/boottime"
 )
 
 // Clock is where a Client takes the time from. It is safe for concurrent use.
@@ -56,7 +58,7 @@ func newSystemClock() *systemClock {
 	return newClock(func() (time.Time, time.Duration) {
 		wall := time.Now()
 		return wall, wall.Sub(start)
-	}, bootTime)
+	}, boottime.Read)
 }
 
 func newClock(now func() (time.Time, time.Duration), boot func(time.Duration) time.Duration) *systemClock {

@@ -19,6 +19,7 @@ func TestDependencies(t *testing.T) {
 		"google.golang.org/protobuf",
 	}
 	packages := []string{
+		"lethe/internal/boottime",
 		"lethe/proto/ident",
 		"lethe/proto/keyd/v1",
 		"lethe/sdk",

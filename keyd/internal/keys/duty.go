@@ -76,7 +76,8 @@ var (
 )
 
 // clockBound is how far the clock may be from the newest one that was
-// believed. A keyd that was stopped for longer asks, too: nothing tells it that
+// believed, and how far it may be set in all while a keyd runs, however small
+// the steps. A keyd that was stopped for longer asks, too: nothing tells it that
 // this was not a jump.
 const clockBound = 24 * time.Hour
 
@@ -424,7 +425,14 @@ func (d *duties) watchClock(ctx context.Context) error {
 		return fmt.Errorf("%w: it is %v ahead of what was last seen; set it or, if it is right, say lethe epoch confirm-clock", ErrClock, now.Sub(believed).Round(time.Minute))
 	case believed.Sub(now) > clockBound:
 		return fmt.Errorf("%w: it is %v behind what was last seen; set it or, if it is right, say lethe epoch confirm-clock", ErrClock, believed.Sub(now).Round(time.Minute))
-	case now.Sub(believed) < time.Minute && row.ClockMs != 0:
+	}
+	if r := k.confirmed.Load(); r == nil || r.confirmations != row.Confirmations {
+		k.confirmed.Store(&clockReading{now, k.uptime(), row.Confirmations})
+	}
+	if set := k.clockSet(now); set.Abs() > clockBound {
+		return fmt.Errorf("%w: it was set by %v in all since keyd began to watch it; set it or, if it is right, say lethe epoch confirm-clock", ErrClock, set.Round(time.Minute))
+	}
+	if now.Sub(believed) < time.Minute && row.ClockMs != 0 {
 		return nil // a row a minute is enough
 	}
 	if err := k.update(ctx, func(tx Tx) error {
@@ -446,17 +454,20 @@ func (d *duties) watchClock(ctx context.Context) error {
 
 // ConfirmClock says, for an operator, that the clock is right.
 func (k *Keys) ConfirmClock(ctx context.Context) (time.Time, error) {
-	now := k.now()
+	now, up := k.now(), k.uptime()
+	var row storev1.Duty
 	err := k.update(ctx, func(tx Tx) error {
-		var row storev1.Duty
+		row.Reset()
 		if err := getRow(tx, dutyKey(), &row); err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
 		row.ClockMs = now.UnixMilli()
+		row.Confirmations++
 		return putRow(tx, dutyKey(), &row)
 	})
 	if err == nil {
 		k.believed.Store(now.UnixMilli())
+		k.confirmed.Store(&clockReading{now, up, row.Confirmations})
 	}
 	k.duties.kick()
 	return now, err

@@ -49,6 +49,8 @@ type rig struct {
 	// patience is how long calls wait for the anchor, if not the time that suits
 	// most tests.
 	patience time.Duration
+	// uptime is the clock that nobody sets, if it is not to follow clock.
+	uptime func() time.Duration
 }
 
 func newRig(t testing.TB) *rig {
@@ -82,7 +84,7 @@ func (r *rig) config() keys.Config {
 		patience = r.patience
 	}
 	return keys.Config{
-		Store: r.store, KMS: r.kms, Anchor: r.anchor, Clock: r.clock.Now, Log: slog.New(slog.DiscardHandler),
+		Store: r.store, KMS: r.kms, Anchor: r.anchor, Clock: r.clock.Now, Uptime: r.uptime, Log: slog.New(slog.DiscardHandler),
 		Initialise: true, EpochLength: 7 * 24 * time.Hour, KEKLease: 15 * time.Minute,
 		DrainBudget: 24 * time.Hour, Soak: 2 * time.Hour, DutyInterval: -1,
 		AnchorTimeout: patience, SkewAllowance: 5 * time.Second, Grace: 24 * time.Hour,

@@ -22,7 +22,10 @@ type Config struct {
 	Anchor ledger.Anchor
 	// Clock is the wall clock. Nil: time.Now.
 	Clock func() time.Time
-	Log   *slog.Logger
+	// Uptime is a clock that nobody sets, counting from any instant. Nil: that of
+	// the machine or, with a Clock, the Clock itself.
+	Uptime func() time.Duration
+	Log    *slog.Logger
 	// Initialise allows an empty store to be made into a new key store. It
 	// has no effect on one that is initialised.
 	Initialise bool
@@ -51,6 +54,7 @@ type Keys struct {
 	store  Store
 	kms    KMS
 	clock  func() time.Time
+	uptime func() time.Duration
 	log    *slog.Logger
 	cfg    Config
 	ring   *keyring
@@ -68,8 +72,9 @@ type Keys struct {
 	mirrorErr  atomic.Pointer[error] // what an audit of the anchor found
 	lastStated atomic.Int64          // Unix milliseconds of the ledger's newest entry
 	believed   atomic.Int64          // the newest wall clock that was believed, likewise
-	ledgerSize atomic.Uint64         // of the newest commit that this process made or saw
-	changed    broadcast             // the ledger grew
+	confirmed  atomic.Pointer[clockReading]
+	ledgerSize atomic.Uint64 // of the newest commit that this process made or saw
+	changed    broadcast     // the ledger grew
 
 	ops     chan *op
 	stopped chan struct{} // the loop that takes ops has ended
@@ -98,10 +103,27 @@ func (k *Keys) stated() time.Time {
 }
 
 // clockDoubted says whether the wall clock is too far from what was believed
-// last to be taken for the time.
+// last to be taken for the time, or was set too far in all.
 func (k *Keys) clockDoubted(now time.Time) bool {
 	believed := k.believed.Load()
-	return believed != 0 && now.Sub(time.UnixMilli(believed)).Abs() > clockBound
+	return believed != 0 && now.Sub(time.UnixMilli(believed)).Abs() > clockBound || k.clockSet(now).Abs() > clockBound
+}
+
+// clockReading is a wall clock that was believed, and the uptime at that moment.
+type clockReading struct {
+	wall          time.Time
+	up            time.Duration
+	confirmations uint64 // of the operator, that were known
+}
+
+// clockSet is by how much the wall clock was set, all in all, since this process
+// first believed it or an operator confirmed it.
+func (k *Keys) clockSet(now time.Time) time.Duration {
+	r := k.confirmed.Load()
+	if r == nil {
+		return 0
+	}
+	return now.Sub(r.wall) - (k.uptime() - r.up)
 }
 
 // holdTime is the time by which holds end, for what nobody can undo: a clock

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"lethe/internal/boottime"
 	"lethe/keyd/internal/ledger"
 	"lethe/keyd/internal/wrap"
 	storev1 "lethe/proto/keyd/store/v1"
@@ -73,6 +74,13 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 
 // newKeys makes Keys that do nothing yet.
 func newKeys(cfg Config) *Keys {
+	switch start := time.Now(); {
+	case cfg.Uptime != nil:
+	case cfg.Clock != nil:
+		cfg.Uptime = func() time.Duration { return cfg.Clock().Sub(start) }
+	default:
+		cfg.Uptime = func() time.Duration { return boottime.Read(time.Since(start)) }
+	}
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
 	}
@@ -83,7 +91,7 @@ func newKeys(cfg Config) *Keys {
 	cfg.EpochLength = cfg.EpochLength.Truncate(time.Millisecond)
 	cfg.SkewAllowance = cfg.SkewAllowance.Truncate(time.Millisecond)
 	k := &Keys{
-		store: cfg.Store, kms: cfg.KMS, anchor: cfg.Anchor, clock: cfg.Clock, log: cfg.Log, cfg: cfg,
+		store: cfg.Store, kms: cfg.KMS, anchor: cfg.Anchor, clock: cfg.Clock, uptime: cfg.Uptime, log: cfg.Log, cfg: cfg,
 		ring: newKeyring(cfg.Store, cfg.KMS, cfg.Clock, cfg.KEKLease),
 		ops:  make(chan *op), stopped: make(chan struct{}),
 	}

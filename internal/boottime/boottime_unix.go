@@ -1,6 +1,8 @@
 //go:build linux || darwin
 
-package sdk
+// Package boottime reads a clock that nobody sets and that runs while the machine
+// sleeps. Where there is none, a reading is the monotonic one that it is given.
+package boottime
 
 import (
 	"time"
