@@ -45,6 +45,21 @@ var badStarts = []badStart{
 	{"a table is truncated", truncate("store/*.sst", 100), []string{"damaged", ".sst"}},
 	{"a table is garbled", overwrite("store/*.sst", 60), []string{"damaged", ".sst"}},
 	{"a table is missing", remove("store/*.sst"), []string{"damaged", ".sst"}},
+	{"the newest log is missing after a kill", func(t *testing.T, _ *wrecks, data string) []string {
+		k, err := startKeyd(t.Context(), filepath.Join(bin, "keyd"), data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k.kill()
+		logs, err := filepath.Glob(filepath.Join(data, "store/*.mem"))
+		if err != nil || len(logs) == 0 {
+			t.Fatalf("no logs: %v", err)
+		}
+		if err := os.Remove(logs[len(logs)-1]); err != nil {
+			t.Fatal(err)
+		}
+		return nil
+	}, []string{"damaged", ".mem", "is missing"}},
 	{"the store is of a newer version", func(t *testing.T, _ *wrecks, data string) []string {
 		// The manifest begins with four bytes of magic and our version.
 		edit(t, filepath.Join(data, "store/MANIFEST"), func(b []byte) { b[5]++ })

@@ -240,6 +240,22 @@ func TestDamageIsFoundOnOpen(t *testing.T) {
 			rewrite(t, f, func(b []byte) []byte { return b[:len(bytes.TrimRight(b, "\x00"))-10] })
 			return filepath.Base(f)
 		}, keys.ErrDamaged},
+		{"newest log missing", crash, func(t *testing.T, dir string) string {
+			f := newest(t, dir, "*.mem")
+			os.Remove(f)
+			return filepath.Base(f)
+		}, keys.ErrDamaged},
+		{"newest log missing, older one there", crash, func(t *testing.T, dir string) string {
+			f := newest(t, dir, "*.mem")
+			if err := os.Rename(f, filepath.Join(dir, "00000.mem")); err != nil {
+				t.Fatal(err)
+			}
+			return filepath.Base(f)
+		}, keys.ErrDamaged},
+		{"the newest log's name garbled", crash, func(t *testing.T, dir string) string {
+			rewrite(t, filepath.Join(dir, newestLogName), flip(0))
+			return newestLogName
+		}, keys.ErrDamaged},
 		{"value log header garbled", closed, func(t *testing.T, dir string) string {
 			f := newest(t, dir, "*.vlog")
 			rewrite(t, f, flip(2))
@@ -296,6 +312,12 @@ func TestRemainsOfACrashPass(t *testing.T) {
 		{"as it was", func(*testing.T, string) {}},
 		{"new log not yet sized", func(t *testing.T, dir string) { touch(t, dir, "00099.mem") }},
 		{"old log emptied, not yet removed", func(t *testing.T, dir string) { touch(t, dir, "00000.mem") }},
+		{"newest log not yet noted", func(t *testing.T, dir string) {
+			if err := os.Remove(filepath.Join(dir, newestLogName)); err != nil {
+				t.Fatal(err)
+			}
+			touch(t, dir, newestLogTemp)
+		}},
 		{"value log not yet sized", func(t *testing.T, dir string) { touch(t, dir, "000099.vlog") }},
 		{"garbage list not yet sized", func(t *testing.T, dir string) { touch(t, dir, discardName) }},
 		{"table written, not yet listed", func(t *testing.T, dir string) {
@@ -329,6 +351,93 @@ func TestRemainsOfACrashPass(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Once a commit is acknowledged, the newest log is noted; a store that is closed
+// has none.
+func TestNewestLogIsNoted(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	s := openTest(t, dir)
+	check := func(when string) uint64 {
+		t.Helper()
+		f, err := s.dir.list()
+		if err != nil {
+			t.Fatal(err)
+		}
+		noted, err := s.dir.newestLog()
+		if err != nil || len(f.logs) == 0 || noted != f.logs[len(f.logs)-1] {
+			t.Errorf("%s: log %d is noted, %v; there are %v", when, noted, err, f.logs)
+		}
+		return noted
+	}
+	first := check("opened")
+	value := make([]byte, MaxValue)
+	for i := range 50 {
+		if err := s.Update(t.Context(), func(tx keys.Tx) error { return tx.Put(fmt.Append(nil, "big", i), value) }); err != nil {
+			t.Fatal(err)
+		}
+		check("after a commit")
+	}
+	last := check("in the end")
+	if last == first {
+		t.Error("no second log was begun")
+	}
+	if err := s.DropRange(t.Context(), []byte("big")); err != nil {
+		t.Fatal(err)
+	}
+	if check("after a drop") == last {
+		t.Error("a drop began no log")
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if noted, err := s.dir.newestLog(); noted != 0 || err != nil {
+		t.Errorf("closed: log %d is noted, %v", noted, err)
+	}
+	if f, err := s.dir.list(); err != nil || len(f.logs) != 0 {
+		t.Errorf("closed: logs %v, %v", f.logs, err)
+	}
+}
+
+// A directory in which nothing was ever written, or from which everything that
+// was is gone, is told from one that holds a store.
+func TestExists(t *testing.T) {
+	exists := func(dir string) bool {
+		t.Helper()
+		b, err := Exists(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	dir := filepath.Join(t.TempDir(), "store")
+	if exists(dir) {
+		t.Error("a directory that is not there")
+	}
+	s := openTest(t, dir)
+	unwritten := image(t, s)
+	commitRows(t, s, "logged", 0, 1)
+	written := image(t, s)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	lost := copyDir(t, written)
+	os.Remove(newest(t, lost, "*.mem"))
+	for _, x := range []struct {
+		what string
+		dir  string
+		want bool
+	}{
+		{"never written", unwritten, false},
+		{"one commit, in a log", written, true},
+		{"one commit, in a table", dir, true},
+		{"one commit, in a log that is gone", lost, true},
+	} {
+		if exists(x.dir) != x.want {
+			t.Errorf("%s: %v", x.what, !x.want)
+		}
+	}
+	openTest(t, unwritten)
 }
 
 func touch(t *testing.T, dir, name string) {

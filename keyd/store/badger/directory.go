@@ -80,7 +80,8 @@ func (d *directory) syncIfChanged() error {
 	return d.settle()
 }
 
-// settle closes the files to others, adds up the tables and syncs the directory.
+// settle closes the files to others, adds up the tables, syncs the directory and
+// notes the newest log.
 func (d *directory) settle() error {
 	fi, err := d.lock.Stat()
 	if err != nil {
@@ -91,11 +92,14 @@ func (d *directory) settle() error {
 	if err != nil {
 		return err
 	}
-	var tables uint64
+	var tables, newest uint64
 	for _, e := range entries {
 		info, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // compacted away
+		}
+		if id, ok := logID(e.Name()); ok {
+			newest = max(newest, id)
 		}
 		if err == nil && filepath.Ext(e.Name()) == ".sst" {
 			tables += uint64(info.Size())
@@ -112,5 +116,5 @@ func (d *directory) settle() error {
 	}
 	d.sync = dirSync{fi.ModTime(), now}
 	d.tableBytes.Store(tables)
-	return nil
+	return d.noteNewestLog(newest)
 }

@@ -152,10 +152,16 @@ func (s *Store) dropPrefixes(parts [][]byte) error {
 	if err := s.failed(); err != nil {
 		return err
 	}
+	if err := s.dir.forgetNewestLog(); err != nil { // for a moment there may be none
+		return s.fail("dropping a range", err)
+	}
 	if err := s.db.DropPrefix(parts...); err != nil {
 		return s.fail("dropping a range", err)
 	}
 	s.snaps.dropped()
+	if err := s.dir.settle(); err != nil {
+		return s.fail("dropping a range", err)
+	}
 	return nil
 }
 

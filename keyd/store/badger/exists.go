@@ -19,6 +19,9 @@ func Exists(dir string) (bool, error) {
 	if err != nil || len(f.tables) != 0 || !f.manifest && len(f.logs) != 0 {
 		return err == nil, err
 	}
+	if d.checkNewestLog(f.logs) != nil {
+		return true, nil // Open says why
+	}
 	for _, id := range f.logs {
 		b, err := os.ReadFile(d.log(id))
 		if err != nil {

@@ -64,15 +64,17 @@ func (d *directory) list() (files, error) {
 	for _, e := range entries {
 		name := e.Name()
 		base, ext, _ := strings.Cut(name, ".")
+		if id, ok := logID(name); ok {
+			f.logs = append(f.logs, id)
+			continue
+		}
 		id, err := strconv.ParseUint(base, 10, 64)
 		switch {
 		case name == manifestName:
 			f.manifest = true
 		case ext == "sst" && err == nil:
 			f.tables[id] = true
-		case ext == "mem" && err == nil:
-			f.logs = append(f.logs, id)
-		case name == manifestRewrite, name == "LOCK", name == "lost+found",
+		case name == manifestRewrite, name == newestLogName, name == newestLogTemp, name == "LOCK", name == "lost+found",
 			ext == "vlog", name == registryName, name == discardName, name == "REWRITE-"+registryName:
 		default:
 			f.foreign = append(f.foreign, name)
@@ -87,6 +89,16 @@ func (d *directory) file(name string) string { return filepath.Join(d.path, name
 func (d *directory) table(id uint64) string { return table.NewFilename(id, d.path) }
 
 func (d *directory) log(id uint64) string { return d.file(fmt.Sprintf("%05d.mem", id)) }
+
+// logID reads a log's name.
+func logID(name string) (id uint64, ok bool) {
+	base, ok := strings.CutSuffix(name, ".mem")
+	if !ok {
+		return 0, false
+	}
+	id, err := strconv.ParseUint(base, 10, 64)
+	return id, err == nil
+}
 
 // inspect checks the files and removes what a crash may have left that Badger
 // does not open: empty files.
@@ -112,6 +124,9 @@ func (d *directory) inspect(create bool) error {
 		return err
 	}
 	if err := d.checkRegistry(); err != nil {
+		return err
+	}
+	if err := d.checkNewestLog(f.logs); err != nil {
 		return err
 	}
 	for id := range m.live {

@@ -120,6 +120,9 @@ func open(o Options, dir *directory) (*Store, error) {
 	if free, err := freeBytes(dir.path); err == nil && free < openNeed {
 		return nil, fmt.Errorf("%w: %d MiB are free in %s, and opening needs %d", keys.ErrFull, free>>20, dir.path, openNeed>>20)
 	}
+	if err := dir.forgetNewestLog(); err != nil {
+		return nil, fmt.Errorf("opening the store: %w", err)
+	}
 	db, err := openBadger(dir.path, bridge{o.Logger})
 	if err != nil {
 		return nil, err
@@ -230,9 +233,9 @@ func (s *Store) Close() error {
 		s.dropMu.Lock() // a drop ends after its slice
 		defer s.dropMu.Unlock()
 		s.snaps.drain()
-		err := s.db.Close()
-		if err != nil {
-			err = fmt.Errorf("closing the store: %w", redact(err))
+		err := s.dir.forgetNewestLog()
+		if closeErr := s.db.Close(); closeErr != nil {
+			err = errors.Join(err, fmt.Errorf("closing the store: %w", redact(closeErr)))
 		}
 		s.closeErr = errors.Join(err, s.dir.settle(), s.dir.close())
 	})
@@ -267,7 +270,9 @@ func ended(err error) error { return fmt.Errorf("store: %w", err) }
 type directory struct {
 	path string
 	lock *os.File
-	sync dirSync // the committer's
+	sync dirSync // the committer's, as is
+	// noted is the log that the file of the newest one names; 0: there is none.
+	noted uint64
 	// tableBytes is the size of the tables when the directory last changed.
 	tableBytes atomic.Uint64
 }

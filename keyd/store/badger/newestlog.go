@@ -1,0 +1,82 @@
+package badger
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// The manifest lists the tables and not the logs, so a log that somebody
+// removes would take commits along that were acknowledged, and nothing would
+// tell. So while the store is open a small file names the newest log: it is
+// written before the first commit in that log is acknowledged. Badger makes the
+// next log before it removes one, so whatever ends the process, there is then a
+// log of that number or a later one. Where Badger removes logs without such care
+// (opening, closing, dropping a range) the file is removed before.
+
+const (
+	newestLogName = "NEWEST-LOG"
+	newestLogTemp = newestLogName + ".new"
+)
+
+// newestLog returns the log that the file names, 0 if there is none.
+func (d *directory) newestLog() (uint64, error) {
+	b, err := os.ReadFile(d.file(newestLogName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("store: %w", err)
+	}
+	id, err := strconv.ParseUint(strings.TrimSuffix(string(b), "\n"), 10, 64)
+	if err != nil || id == 0 {
+		return 0, damaged(d.file(newestLogName), "is garbled")
+	}
+	return id, nil
+}
+
+// checkNewestLog fails if the newest log is not among those that are there.
+func (d *directory) checkNewestLog(logs []uint64) error {
+	id, err := d.newestLog()
+	if err != nil || id == 0 {
+		return err
+	}
+	if len(logs) == 0 || slices.Max(logs) < id {
+		return damaged(d.log(id), "is missing, with the newest commits")
+	}
+	return nil
+}
+
+// noteNewestLog makes the file name a log, whose own name is durable.
+func (d *directory) noteNewestLog(id uint64) error {
+	if id <= d.noted {
+		return nil
+	}
+	f, err := os.OpenFile(d.file(newestLogTemp), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, id)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(d.file(newestLogTemp), d.file(newestLogName)); err != nil {
+		return err
+	}
+	d.noted = id
+	return d.lock.Sync()
+}
+
+// forgetNewestLog removes the file durably.
+func (d *directory) forgetNewestLog() error {
+	d.noted = 0
+	err := os.Remove(d.file(newestLogName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, d.lock.Sync())
+}
