@@ -63,7 +63,7 @@ func TestJSON(t *testing.T) {
 	run("", "epoch status")
 	run("", "epoch confirm-clock")
 	run("", "epoch cancel 1")
-	run("", "tenant create beta --class memory:30d:1m --class trace:1d:0s")
+	run("", "tenant create beta --class memory:30d:1m --class trace:1d:0s --request-id q0")
 	run("", "tenant list")
 	run("", "class put note --tenant beta --width 1h --lease 10s")
 	run("", "class list --tenant beta")
