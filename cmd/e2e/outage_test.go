@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -108,6 +110,14 @@ func TestGuaranteePlainSpeechWhenKeydIsFrozen(t *testing.T) {
 	}
 	if err := d.keyd.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
+	}
+	for pid := strconv.Itoa(d.keyd.cmd.Process.Pid); ; { // the signal takes a while to reach every thread
+		if state, err := exec.Command("ps", "-o", "state=", "-p", pid).Output(); err != nil {
+			t.Fatal(err)
+		} else if state[0] == 'T' {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 	ctx := bounded(t, 500*time.Millisecond)
 	if b, err := c.Seal(ctx, of("acme", "another"), []byte("something")); !errors.Is(err, sdk.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || b != nil {
