@@ -238,7 +238,7 @@ func (a *app) sealTo(ctx context.Context, client *sdk.Client, group sdk.Group, o
 	n, err := io.ReadFull(in, start)
 	start = start[:n]
 	defer clear(start)
-	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		ctx, cancel := a.call(ctx)
 		defer cancel()
 		blob, err := client.SealGroup(ctx, group, start)

@@ -144,7 +144,7 @@ func (k *Keyd) start(create bool) (err error) {
 	}
 	sock := filepath.Join(k.dir, "keyd.sock")
 	os.Remove(sock)
-	lis, err := net.Listen("unix", sock)
+	lis, err := new(net.ListenConfig).Listen(context.Background(), "unix", sock)
 	if err != nil {
 		stop(server)
 		return err

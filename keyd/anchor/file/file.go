@@ -267,7 +267,7 @@ func (a *Anchor) read(size uint64) (ledger.Object, error) {
 	name := a.name(size)
 	b, err := readFile(name, ledger.MaxObject)
 	if errors.Is(err, errNotAFile) {
-		return ledger.Object{}, fmt.Errorf("%w: %s: %v", ledger.ErrAnchorDamaged, name, err)
+		return ledger.Object{}, fmt.Errorf("%w: %s: %w", ledger.ErrAnchorDamaged, name, err)
 	}
 	if err != nil {
 		return ledger.Object{}, unavailable(err)

@@ -375,9 +375,9 @@ func (k *Keeper) open(o Object) (receipt.Checkpoint, error) {
 	}
 	switch _, err := k.keys.Open(o.Checkpoint); {
 	case errors.Is(err, receipt.ErrSignature):
-		return c, fmt.Errorf("%w: object of size %d: %v", ErrForked, o.Size, err)
+		return c, fmt.Errorf("%w: object of size %d: %w", ErrForked, o.Size, err)
 	case err != nil:
-		return c, fmt.Errorf("%w: object of size %d: %v", ErrAnchorDamaged, o.Size, err)
+		return c, fmt.Errorf("%w: object of size %d: %w", ErrAnchorDamaged, o.Size, err)
 	}
 	return c, nil
 }

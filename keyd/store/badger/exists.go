@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+
+	"lethe/keyd/internal/keys"
 )
 
 // Exists reports whether dir holds a store, or what is left of one. A directory
@@ -19,7 +21,7 @@ func Exists(dir string) (bool, error) {
 	if err != nil || len(f.tables) != 0 || !f.manifest && len(f.logs) != 0 {
 		return err == nil, err
 	}
-	if d.checkNewestLog(f.logs) != nil {
+	if errors.Is(d.checkNewestLog(f.logs), keys.ErrDamaged) {
 		return true, nil // Open says why
 	}
 	for _, id := range f.logs {
