@@ -98,6 +98,9 @@ func TestRetention(t *testing.T) {
 	if _, err := r.ask(openQuery("acme", "ann", "trace", payload)); err != nil {
 		t.Errorf("lengthened within the grace: %v", err)
 	}
+	if s := r.newest(receipt.ClassSet); s == nil || s.RetentionS != int64(15*day/time.Second) || s.ApprovedBy != "dpo-2026-03" || s.Classes[0].Name != "trace" {
+		t.Errorf("the change is logged as %+v", s)
+	}
 	r.duty()
 	r.retain("trace", day, 14*day, keydv1.EndAction_END_ACTION_DESTROY)
 	r.duty()
