@@ -125,7 +125,7 @@ func (k *Keys) open(signed []byte) (Checkpoint, []string, error) {
 	case errors.As(err, &invalid):
 		return Checkpoint{}, nil, fmt.Errorf("checkpoint %w: the signature is not of this text", ErrSignature)
 	case err != nil:
-		return Checkpoint{}, nil, fmt.Errorf("%w checkpoint: %v", ErrMalformed, err)
+		return Checkpoint{}, nil, fmt.Errorf("%w checkpoint: %w", ErrMalformed, err)
 	}
 	if len(n.UnverifiedSigs) > 0 {
 		return Checkpoint{}, nil, fmt.Errorf("checkpoint %w: one more signature, of an unknown key", ErrSignature)

@@ -698,7 +698,7 @@ func parseVerifierKey(v string) (note.Verifier, error) {
 	}
 	k, err := note.NewVerifier(v)
 	if err != nil {
-		return nil, fmt.Errorf("%w verifier key: %v", ErrMalformed, err)
+		return nil, fmt.Errorf("%w verifier key: %w", ErrMalformed, err)
 	}
 	if again, err := respellVerifierKey(v); err != nil || again != v {
 		return nil, fmt.Errorf("%w verifier key: not in canonical form", ErrMalformed)

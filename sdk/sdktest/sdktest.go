@@ -149,7 +149,7 @@ func (k *Keyd) start(create bool) (err error) {
 		stop(server)
 		return err
 	}
-	go server.Serve(lis)
+	go func() { _ = server.Serve(lis) }()
 	k.server, k.closes = server, closes
 	return nil
 }
@@ -202,7 +202,7 @@ func stop(s *keyd.Server) {
 
 func closeAll(closes []func() error) {
 	for i := len(closes) - 1; i >= 0; i-- {
-		closes[i]()
+		_ = closes[i]()
 	}
 }
 
