@@ -35,7 +35,7 @@ func TestGuaranteeDurableAcrossLossOfPower(t *testing.T) {
 	if r.tracer.disk, err = newDisk(root); err != nil {
 		t.Fatal(err)
 	}
-	r.root = inodeOf(must(os.Stat(root)))
+	r.root = must(inodeOf(unix.AT_FDCWD, root))
 	r.tracer.onSync = func() { r.cut(false) }
 
 	r.start(root)

@@ -249,7 +249,12 @@ type durable struct {
 	dirs  map[inode]map[string]entry
 }
 
-type inode struct{ dev, ino uint64 }
+// inode is a file for as long as it lives: a number is given again once its
+// file is gone, at another time.
+type inode struct {
+	dev, ino uint64
+	born     unix.StatxTimestamp
+}
 
 type entry struct {
 	inode
@@ -264,17 +269,20 @@ type content struct {
 
 const pageSize = 64 << 10
 
-func inodeOf(fi os.FileInfo) inode {
-	s := fi.Sys().(*syscall.Stat_t)
-	return inode{uint64(s.Dev), s.Ino}
+// inodeOf looks at a path below an open directory, at unix.AT_FDCWD, or, if it
+// is empty, at the open file itself.
+func inodeOf(at int, path string) (inode, error) {
+	var x unix.Statx_t
+	err := unix.Statx(at, path, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW, unix.STATX_INO|unix.STATX_BTIME, &x)
+	return inode{unix.Mkdev(x.Dev_major, x.Dev_minor), x.Ino, x.Btime}, err
 }
 
 // newDisk is a disk whose root is durable, and empty.
 func newDisk(root string) (disk, error) {
-	fi, err := os.Stat(root)
+	id, err := inodeOf(unix.AT_FDCWD, root)
 	return disk{root: root, durable: durable{
 		files: make(map[inode]*content),
-		dirs:  map[inode]map[string]entry{inodeOf(fi): {}},
+		dirs:  map[inode]map[string]entry{id: {}},
 	}}, err
 }
 
@@ -295,24 +303,27 @@ func (d *disk) syncing(path string) func() {
 	if err != nil {
 		return nil
 	}
-	id := inodeOf(fi)
+	id, err := inodeOf(int(f.Fd()), "")
+	if err != nil {
+		return nil
+	}
 	if !fi.IsDir() {
 		c, err := readContent(f, fi.Size())
 		if err != nil {
 			return nil
 		}
-		parent, err := os.Stat(filepath.Dir(real))
+		parent, err := inodeOf(unix.AT_FDCWD, filepath.Dir(real))
 		if err != nil {
 			return nil
 		}
 		return func() {
 			if d.files[id] == nil {
-				names := maps.Clone(d.dirs[inodeOf(parent)])
+				names := maps.Clone(d.dirs[parent])
 				if names == nil {
 					names = make(map[string]entry)
 				}
 				names[filepath.Base(real)] = entry{inode: id}
-				d.dirs[inodeOf(parent)] = names
+				d.dirs[parent] = names
 			}
 			d.files[id] = c
 		}
@@ -323,8 +334,8 @@ func (d *disk) syncing(path string) func() {
 		return nil
 	}
 	for _, e := range list {
-		if fi, err := e.Info(); err == nil {
-			names[e.Name()] = entry{inodeOf(fi), fi.IsDir()}
+		if id, err := inodeOf(int(f.Fd()), e.Name()); err == nil {
+			names[e.Name()] = entry{id, e.IsDir()}
 		}
 	}
 	return func() { d.dirs[id] = names }
