@@ -189,7 +189,7 @@ func (c *Config) keys() keys.Config {
 	return keys.Config{
 		Store: c.Store, KMS: c.KMS, Anchor: c.Anchor, Clock: c.Clock, Log: c.Log,
 		Initialise: c.Initialise, EpochLength: c.EpochLength, KEKLease: c.KEKLease,
-		AnchorTimeout: c.AnchorTimeout, SkewAllowance: c.SkewAllowance, Grace: c.Grace,
+		AnchorTimeout: c.AnchorTimeout, TakeOver: keys.TakeOver, SkewAllowance: c.SkewAllowance, Grace: c.Grace,
 		DrainBudget: c.DrainBudget, Soak: c.Soak, RewrapRate: c.RewrapRate, DutyInterval: c.DutyInterval,
 	}
 }

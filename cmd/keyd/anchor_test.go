@@ -100,28 +100,36 @@ func anchored(t *testing.T, code string, env []string, away func(), flags ...str
 	}
 }
 
-// TestS3Anchor has the anchor in an object store that other people wrote.
+// TestS3Anchor has the anchor in an object store.
 func TestS3Anchor(t *testing.T) {
 	t.Parallel()
+	where, env, away := bucket(t)
+	missing := strings.Replace(where, "anchors", "missing", 1)
+	if said := fails(t, dataDir(t), env, "--anchor", missing); !strings.Contains(said, "NoSuchBucket") {
+		t.Errorf("with a bucket that is missing: %s", said)
+	}
+	anchored(t, "s3", env, away, "--anchor", where)
+}
+
+// bucket is an anchor's place in an object store that other people wrote, with
+// the environment that reaches it; away takes it out of reach.
+func bucket(t *testing.T) (where string, env []string, away func()) {
+	t.Helper()
 	backend := s3mem.New()
 	if err := backend.CreateBucket("anchors"); err != nil {
 		t.Fatal(err)
 	}
 	srv := httptest.NewServer(gofakes3.New(backend, gofakes3.WithLogger(gofakes3.DiscardLog())).Server())
-	defer srv.Close()
-	env := []string{
+	t.Cleanup(func() {
+		srv.Close()
+		if _, err := backend.HeadObject("anchors", "lethe/one/origin"); err != nil {
+			t.Error(err)
+		}
+	})
+	return "s3://anchors/lethe/one?path-style=true&region=eu-central-1&endpoint=" + url.QueryEscape(srv.URL), []string{
 		"AWS_ACCESS_KEY_ID=AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY=secret", "AWS_SESSION_TOKEN=", "AWS_REGION=", "AWS_DEFAULT_REGION=",
 		"AWS_CONFIG_FILE=" + os.DevNull, "AWS_SHARED_CREDENTIALS_FILE=" + os.DevNull, "AWS_ENDPOINT_URL=", "AWS_ENDPOINT_URL_S3=",
-	}
-	where := "s3://anchors/lethe/one?path-style=true&region=eu-central-1&endpoint=" + url.QueryEscape(srv.URL)
-	missing := strings.Replace(where, "anchors", "missing", 1)
-	if said := fails(t, dataDir(t), env, "--anchor", missing); !strings.Contains(said, "NoSuchBucket") {
-		t.Errorf("with a bucket that is missing: %s", said)
-	}
-	anchored(t, "s3", env, srv.Close, "--anchor", where)
-	if _, err := backend.HeadObject("anchors", "lethe/one/origin"); err != nil {
-		t.Error(err)
-	}
+	}, srv.Close
 }
 
 // TestKeydAnchor has the anchor at another keyd, which keeps its own in a directory.
@@ -151,6 +159,81 @@ func TestKeydAnchor(t *testing.T) {
 	}
 	client.Close()
 	other.stop(t)
+}
+
+// TestSecondCopyS3 and TestSecondCopyKeyd: of two keyds with copies of a store,
+// the one that started later serves, once the other has seen it.
+func TestSecondCopyS3(t *testing.T) {
+	t.Parallel()
+	where, env, _ := bucket(t)
+	secondCopy(t, env, "--anchor", where)
+}
+
+func TestSecondCopyKeyd(t *testing.T) {
+	t.Parallel()
+	data := dataDir(t)
+	shelf := filepath.Join(data, "others")
+	if err := os.Mkdir(shelf, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	start(t, data, nil, "--serve-anchors", shelf)
+	secondCopy(t, nil, "--anchor", "keyd:unix:"+filepath.Join(data, "keyd.sock")+"/first")
+}
+
+func secondCopy(t *testing.T, env []string, flags ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	const waits = "did not say that it ended"
+	data, copied := dataDir(t), dataDir(t)
+	d, client := start(t, data, env, flags...)
+	if _, err := keydv1.NewAdminServiceClient(client.Conn()).CreateTenant(ctx, &keydv1.CreateTenantRequest{Tenant: "acme"}); err != nil {
+		t.Fatal(err)
+	}
+	blob, err := client.Seal(ctx, target("alice"), []byte("of alice"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.Close()
+	d.stop(t)
+	if err := os.CopyFS(copied, os.DirFS(data)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"keyfile", "roots", "roots.lock"} {
+		if err := os.Chmod(filepath.Join(copied, "kms", name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	one, ofOne := start(t, data, env, flags...)
+	two, ofTwo := start(t, copied, env, flags...)
+	if strings.Contains(one.said(), waits) || !strings.Contains(two.said(), waits) {
+		t.Errorf("the one after an end waits, or the one beside it does not:\n%s\n%s", one.said(), two.said())
+	}
+	if _, err := ofTwo.DestroyKey(ctx, sdk.DestroyRequest{Tenant: "acme", Subject: "alice", RequestID: "r1", Reason: "gdpr-17"}); err != nil {
+		t.Fatal(err)
+	}
+	admin := keydv1.NewAdminServiceClient(ofOne.Conn())
+	for {
+		_, err := admin.CreateTenant(ctx, &keydv1.CreateTenantRequest{Tenant: "other"})
+		if err != nil && strings.Contains(err.Error(), "anchor") {
+			break // another one has taken it over, or holds another history
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("the older one still answers: %v", err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	ofOne.Close()
+	one.stop(t)
+	if said := fails(t, data, env, flags...); !strings.Contains(said, "behind the anchor") {
+		t.Errorf("the older one, again: %s", said)
+	}
+	if _, err := ofTwo.Open(ctx, target("alice"), blob); !errors.Is(err, sdk.ErrErased) {
+		t.Errorf("the later one: %v", err)
+	}
+	ofTwo.Close()
+	two.stop(t)
 }
 
 func TestAnchorFlag(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -42,6 +44,8 @@ func Run(t *testing.T, newPlace func(t *testing.T) Place) {
 		{"ConcurrentCuts", testConcurrentCuts},
 		{"ConcurrentForks", testConcurrentForks},
 		{"NewestNeverGoesBack", testNewestNeverGoesBack},
+		{"Terms", testTerms},
+		{"ConcurrentTerms", testConcurrentTerms},
 		{"Damage", testDamage},
 		{"Context", testContext},
 		{"Domain", testDomain},
@@ -388,6 +392,66 @@ func testNewestNeverGoesBack(t *testing.T, p Place) {
 }
 
 // testDamage truncates an object at every length and flips a bit of every byte.
+func enter(t *testing.T, a ledger.Anchor, term, want ledger.Term) {
+	t.Helper()
+	if got, err := a.Enter(t.Context(), term); err != nil || got != want {
+		t.Fatalf("Enter(%v) = %v, %v; want %v", term, got, err, want)
+	}
+}
+
+func testTerms(t *testing.T, p Place) {
+	a, b, h := open(t, p), open(t, p), NewHistory(t, 1)
+	h.Grow(3)
+	enter(t, a, ledger.Term{}, ledger.Term{})
+	put(t, a, h.Object(0, 3))
+	enter(t, a, ledger.Term{}, ledger.Term{})
+	first, second, left := ledger.Term{Number: 1, Holder: "a"}, ledger.Term{Number: 2, Holder: "0f-b"}, ledger.Term{Number: 3}
+	enter(t, a, first, first)
+	enter(t, a, first, first)
+	enter(t, b, ledger.Term{}, first)
+	enter(t, b, ledger.Term{Number: 1, Holder: "b"}, first)
+	enter(t, b, second, second)
+	enter(t, a, ledger.Term{}, second)
+	enter(t, a, first, second)
+	enter(t, a, ledger.Term{Number: 2}, second) // a late leave
+	enter(t, b, left, left)
+	enter(t, open(t, p), ledger.Term{}, left)
+	wantNewest(t, a, h.Object(0, 3))
+	walk(t, a, h, 3)
+
+	_, err := a.Enter(t.Context(), ledger.Term{Number: 5, Holder: "a"})
+	wantErr(t, "Enter of a term too far", err, ledger.ErrAnchorDamaged)
+	for _, bad := range []ledger.Term{{Number: ledger.MaxTerm + 1}, {Number: 4, Holder: "A"}, {Number: 4, Holder: "a\nb"}, {Number: 4, Holder: strings.Repeat("a", ledger.MaxHolder+1)}} {
+		if _, err := a.Enter(t.Context(), bad); err == nil {
+			t.Fatalf("Enter(%v) succeeded", bad)
+		}
+	}
+	// More of them than one page of a listing has.
+	for n := uint64(4); n < 1030; n++ {
+		enter(t, a, ledger.Term{Number: n, Holder: "a"}, ledger.Term{Number: n, Holder: "a"})
+	}
+	enter(t, open(t, p), ledger.Term{}, ledger.Term{Number: 1029, Holder: "a"})
+	enter(t, b, ledger.Term{}, ledger.Term{Number: 1029, Holder: "a"})
+}
+
+// testConcurrentTerms: of those who enter one term, one does, and all see who.
+func testConcurrentTerms(t *testing.T, p Place) {
+	const n = 8
+	var got [n]ledger.Term
+	var errs [n]error
+	var wg sync.WaitGroup
+	for i := range n {
+		a := open(t, p)
+		wg.Go(func() { got[i], errs[i] = a.Enter(t.Context(), ledger.Term{Number: 1, Holder: strconv.Itoa(i)}) })
+	}
+	wg.Wait()
+	for i := range n {
+		if errs[i] != nil || got[i] != got[0] || got[i].Number != 1 {
+			t.Errorf("%d: %v, %v; the first: %v", i, got[i], errs[i], got[0])
+		}
+	}
+}
+
 func testDamage(t *testing.T, p Place) {
 	a, h := open(t, p), NewHistory(t, 1)
 	h.Grow(4)

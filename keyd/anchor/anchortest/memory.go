@@ -27,13 +27,15 @@ const (
 // Memory is an anchor in memory, for tests of what uses one. Its copies made by
 // Clone show what a backup of it would hold.
 type Memory struct {
-	// Inject, if set, decides about each call: op is "newest", "put" or "get".
+	// Inject, if set, decides about each call: op is "newest", "put", "get" or
+	// "enter".
 	// It is called without locks held and may block.
 	Inject func(ctx context.Context, op string) Fault
 
 	mu      sync.Mutex
 	origin  string
 	objects map[uint64][]byte
+	terms   []ledger.Term
 	puts    int
 }
 
@@ -44,7 +46,7 @@ func NewMemory() *Memory { return &Memory{objects: make(map[uint64][]byte)} }
 func (m *Memory) Clone() *Memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return &Memory{origin: m.origin, objects: maps.Clone(m.objects)}
+	return &Memory{origin: m.origin, objects: maps.Clone(m.objects), terms: slices.Clone(m.terms)}
 }
 
 // Puts returns how many calls of Put came through.
@@ -142,6 +144,26 @@ func (m *Memory) Put(ctx context.Context, o ledger.Object) error {
 		m.objects[o.Size] = b
 		return nil
 	})
+}
+
+// Enter implements ledger.Anchor.
+func (m *Memory) Enter(ctx context.Context, t ledger.Term) (newest ledger.Term, err error) {
+	if err := t.Check(); err != nil {
+		return ledger.Term{}, err
+	}
+	err = m.call(ctx, "enter", func() error {
+		switch n := uint64(len(m.terms)); {
+		case t.Number > n+1:
+			return fmt.Errorf("%w: no term %d", ledger.ErrAnchorDamaged, t.Number-1)
+		case t.Number == n+1:
+			m.terms = append(m.terms, t)
+		}
+		if len(m.terms) > 0 {
+			newest = m.terms[len(m.terms)-1]
+		}
+		return nil
+	})
+	return newest, err
 }
 
 func (m *Memory) read(size uint64) (ledger.Object, error) {

@@ -7,6 +7,7 @@
 //
 //	origin                          the ledger that it belongs to
 //	objects/x000/x000/x001/x234/067 the object of size 1234067
+//	terms/000000012                 who entered term 12
 //	tmp/                            files being written
 //
 // Files are written under tmp, synced, and linked to their name, which fails if
@@ -38,6 +39,7 @@ const (
 	originName  = "origin"
 	objectsName = "objects"
 	tmpName     = "tmp"
+	termsName   = "terms"
 
 	originMagic = "lethe-anchor/v1"
 
@@ -249,6 +251,67 @@ func (a *Anchor) Put(ctx context.Context, o ledger.Object) error {
 	}
 	return a.syncDirs(filepath.Dir(name))
 }
+
+// Enter implements ledger.Anchor.
+func (a *Anchor) Enter(ctx context.Context, t ledger.Term) (ledger.Term, error) {
+	if err := errors.Join(a.ready(ctx), t.Check()); err != nil {
+		return ledger.Term{}, err
+	}
+	dir := filepath.Join(a.dir, termsName)
+	newest, err := a.newestTerm(dir)
+	if err != nil || t.Number <= newest.Number {
+		return newest, err
+	}
+	if t.Number > newest.Number+1 {
+		return ledger.Term{}, fmt.Errorf("%w: there is no term %d", ledger.ErrAnchorDamaged, t.Number-1)
+	}
+	if err := makeDir(dir); err != nil {
+		return ledger.Term{}, unavailable(err)
+	}
+	err = a.publish(filepath.Join(dir, termName(t.Number)), t.Encode())
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return ledger.Term{}, unavailable(err)
+	}
+	if err := syncDir(dir); err != nil {
+		return ledger.Term{}, unavailable(err)
+	}
+	return a.newestTerm(dir)
+}
+
+func termName(number uint64) string { return fmt.Sprintf("%09d", number) }
+
+// newestTerm returns the term of the greatest number in dir.
+func (a *Anchor) newestTerm(dir string) (ledger.Term, error) {
+	names, err := os.ReadDir(dir) // sorted
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(a.dir); err != nil {
+			return ledger.Term{}, unavailable(err)
+		}
+		return ledger.Term{}, nil
+	}
+	if err != nil {
+		return ledger.Term{}, unavailable(err)
+	}
+	for _, n := range slices.Backward(names) {
+		number, err := strconv.ParseUint(n.Name(), 10, 64)
+		if err != nil || termName(number) != n.Name() {
+			continue // none of ours
+		}
+		b, err := readFile(filepath.Join(dir, n.Name()), 1<<10)
+		if err != nil && !errors.Is(err, errNotAFile) {
+			return ledger.Term{}, unavailable(err)
+		}
+		t, err := ledger.DecodeTerm(b)
+		if err != nil || t.Number != number {
+			return ledger.Term{}, fmt.Errorf("%w: %s", ledger.ErrAnchorDamaged, filepath.Join(dir, n.Name()))
+		}
+		return t, nil
+	}
+	return ledger.Term{}, nil
+}
+
+// Exclusive says whether no other process can have the anchor.
+func (a *Anchor) Exclusive() bool { return a.lock != nil }
 
 // compare is Put where an object of that size exists.
 func (a *Anchor) compare(o ledger.Object) error {

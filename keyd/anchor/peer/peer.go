@@ -162,6 +162,19 @@ func (a *Anchor) Put(ctx context.Context, o ledger.Object) error {
 	})
 }
 
+// Enter implements ledger.Anchor.
+func (a *Anchor) Enter(ctx context.Context, t ledger.Term) (ledger.Term, error) {
+	var res *keydv1.EnterTermResponse
+	err := a.call(ctx, func(ctx context.Context) (err error) {
+		res, err = a.client.EnterTerm(ctx, &keydv1.EnterTermRequest{Name: a.o.Name, Number: t.Number, Holder: t.Holder})
+		return err
+	})
+	if errors.Is(err, ledger.ErrNoObject) {
+		return ledger.Term{}, nil
+	}
+	return ledger.Term{Number: res.GetNumber(), Holder: res.GetHolder()}, err
+}
+
 // call runs fn in time, and turns its status into an anchor's error.
 func (a *Anchor) call(ctx context.Context, fn func(context.Context) error) error {
 	if err := ctx.Err(); err != nil {

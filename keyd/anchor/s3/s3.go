@@ -5,6 +5,7 @@
 //
 //	origin                        the ledger that it belongs to
 //	objects/000/000/001/234/067   the object of size 1234067
+//	terms/000000012               who entered term 12
 //
 // Every object is written with If-None-Match: *, which fails if the name
 // exists: it is there whole or not at all, and never changes. There is no
@@ -51,6 +52,7 @@ import (
 const (
 	originName  = "origin"
 	objectsName = "objects/"
+	termsName   = "terms/"
 
 	originMagic = "lethe-anchor/v1"
 
@@ -97,9 +99,10 @@ type Anchor struct {
 
 	mu      sync.Mutex
 	closed  bool
-	origin  string // of the anchor, once it is known
-	claimed bool   // and that the store honours If-None-Match
-	known   uint64 // greatest size that this process has seen
+	origin  string      // of the anchor, once it is known
+	claimed bool        // and that the store honours If-None-Match
+	known   uint64      // greatest size that this process has seen
+	term    ledger.Term // and the newest term
 }
 
 var _ ledger.Anchor = (*Anchor)(nil)
@@ -325,6 +328,71 @@ func (a *Anchor) Put(ctx context.Context, o ledger.Object) error {
 	}
 	a.saw(o.Size)
 	return nil
+}
+
+// Enter implements ledger.Anchor. Terms that this process has seen are not read
+// again.
+func (a *Anchor) Enter(ctx context.Context, t ledger.Term) (ledger.Term, error) {
+	if err := errors.Join(a.ready(ctx), t.Check()); err != nil {
+		return ledger.Term{}, err
+	}
+	newest, err := a.newestTerm(ctx)
+	if err != nil || t.Number <= newest.Number {
+		return newest, err
+	}
+	if t.Number > newest.Number+1 {
+		return ledger.Term{}, fmt.Errorf("%w: there is no term %d", ledger.ErrAnchorDamaged, t.Number-1)
+	}
+	if _, err := a.create(ctx, a.termName(t.Number), t.Encode()); err != nil {
+		return ledger.Term{}, err
+	}
+	return a.newestTerm(ctx)
+}
+
+func (a *Anchor) termName(number uint64) string {
+	return fmt.Sprintf("%s%s%09d", a.prefix, termsName, number)
+}
+
+// newestTerm returns the term of the greatest number.
+func (a *Anchor) newestTerm(ctx context.Context) (ledger.Term, error) {
+	a.mu.Lock()
+	seen := a.term
+	a.mu.Unlock()
+	number := seen.Number
+	in := &s3.ListObjectsV2Input{Prefix: aws.String(a.prefix + termsName), StartAfter: aws.String(a.termName(number))}
+	for {
+		out, err := a.list(ctx, in)
+		if err != nil {
+			return ledger.Term{}, err
+		}
+		for _, c := range out.Contents {
+			name := aws.ToString(c.Key)
+			n, err := strconv.ParseUint(strings.TrimPrefix(name, a.prefix+termsName), 10, 64)
+			if err == nil && a.termName(n) == name {
+				number = max(number, n)
+			}
+		}
+		if in.ContinuationToken = out.NextContinuationToken; !aws.ToBool(out.IsTruncated) {
+			break
+		}
+	}
+	if number == seen.Number {
+		return seen, nil
+	}
+	b, ok, err := a.get(ctx, a.termName(number))
+	if err != nil {
+		return ledger.Term{}, err
+	}
+	t, err := ledger.DecodeTerm(b)
+	if !ok || err != nil || t.Number != number {
+		return ledger.Term{}, fmt.Errorf("%w: %s", ledger.ErrAnchorDamaged, a.termName(number))
+	}
+	a.mu.Lock()
+	if a.term.Number < number {
+		a.term = t
+	}
+	a.mu.Unlock()
+	return t, nil
 }
 
 // compare is Put where an object of that size exists.

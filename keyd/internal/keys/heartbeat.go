@@ -153,6 +153,16 @@ func (k *Keys) leave() {
 	}
 }
 
+// endTerm says at the anchor that this keyd serves no more, so that the next one
+// need not wait.
+func (k *Keys) endTerm() {
+	ctx, cancel := context.WithTimeout(context.Background(), beatTimeout)
+	defer cancel()
+	if err := k.keeper.Leave(ctx); err != nil {
+		k.log.Info("the anchor was not told that this keyd ends; the next one waits", "error", err)
+	}
+}
+
 // peer is another keyd, as its row says.
 type peer struct {
 	id     id16

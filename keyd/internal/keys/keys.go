@@ -40,6 +40,9 @@ type Config struct {
 	DutyInterval time.Duration
 	// KEKLease is how long keyd keeps a KEK without the KMS's consent.
 	KEKLease time.Duration
+	// TakeOver is how long Open waits for a keyd that may still serve a copy of
+	// the store: the constant, or zero not to wait.
+	TakeOver time.Duration
 	// AnchorTimeout is how long a call that needs the anchor waits for it.
 	AnchorTimeout time.Duration
 	// Grace is how long a bucket whose retention has ended is only refused
@@ -88,6 +91,7 @@ func (k *Keys) Close() {
 	k.cancel()
 	k.wg.Wait()
 	k.leave()
+	k.endTerm()
 	k.ring.close()
 	clear(k.requestKey)
 }

@@ -2,6 +2,7 @@ package keys
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -47,11 +48,17 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 	if meta.Restore.GetPending() {
 		return nil, ErrReplayPending
 	}
+	if err := k.takeOver(ctx); err != nil {
+		k.endTerm()
+		return nil, k.explainBehind(ctx, err)
+	}
 	// A full store still serves what it holds.
 	if err := k.buryOthers(ctx); err != nil && !errors.Is(err, ErrFull) {
+		k.endTerm()
 		return nil, err
 	}
 	if err := k.beat(ctx); err != nil && !errors.Is(err, ErrFull) {
+		k.endTerm()
 		return nil, err
 	}
 	loop, cancel := context.WithCancel(context.Background())
@@ -307,5 +314,32 @@ func (k *Keys) auditMirror(ctx context.Context) {
 	}
 }
 
-// anchorCheckInterval is how often a running keyd compares store and anchor.
-const anchorCheckInterval = 30 * time.Second
+// anchorCheckInterval is how often a running keyd compares store and anchor,
+// and looks whether another one has taken over.
+const anchorCheckInterval = 10 * time.Second
+
+// TakeOver is how long a keyd waits, before it serves, for one of which it does
+// not know whether it has ended: until that one has seen, where it reaches the
+// anchor, that it was taken over from.
+const TakeOver = anchorCheckInterval + 5*time.Second
+
+// takeOver makes this keyd the one that has the anchor for the store, if no
+// other process can have that store: who else would have the anchor has a copy,
+// and would issue the keys that this one destroys. The later one goes on.
+func (k *Keys) takeOver(ctx context.Context) error {
+	if s, ok := k.store.(interface{ Exclusive() bool }); !ok || !s.Exclusive() {
+		return nil
+	}
+	left, err := k.keeper.Enter(ctx, hex.EncodeToString(k.pulse.id[:]))
+	if err != nil {
+		return fmt.Errorf("taking over the anchor: %w", err)
+	}
+	if a, ok := k.anchor.(interface{ Exclusive() bool }); left || k.cfg.TakeOver <= 0 || ok && a.Exclusive() {
+		return nil
+	}
+	k.log.Info("the keyd that served last did not say that it ended; waiting until it has seen that this one takes over", "for", k.cfg.TakeOver)
+	if err := pause(ctx, k.cfg.TakeOver); err != nil {
+		return err
+	}
+	return k.keeper.Check(ctx)
+}

@@ -1,8 +1,14 @@
 package ledger
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
+	"strconv"
+	"strings"
 )
 
 // Anchor keeps the ledger's newest checkpoint and the mirror of its entries
@@ -30,6 +36,12 @@ type Anchor interface {
 	// ErrNoObject: so a reader walks the mirror from zero. It holds the entry of
 	// index size.
 	Get(ctx context.Context, size uint64) (Object, error)
+	// Enter writes t, durably, unless its number is taken; a zero number writes
+	// nothing. It returns the term of the greatest number, zero where there is
+	// none: if that is t, t has been entered. It fails with ErrAnchorDamaged
+	// where t does not follow the one before. After another error t may have
+	// been entered or not.
+	Enter(ctx context.Context, t Term) (Term, error)
 	// Domain tells where the anchor is, in a word for receipts ("file") and in
 	// words for operators.
 	Domain() (code, description string)
@@ -47,6 +59,51 @@ type Object struct {
 	Entries []Entry
 }
 
+// Term is a time for which one keyd has the anchor for a store that it has for
+// itself. It ends when the next one begins.
+type Term struct {
+	Number uint64
+	// Holder is a name that no other keyd's start has, of at most MaxHolder bytes
+	// of [a-z0-9-]. Empty: the one before has left, and nobody holds it.
+	Holder string
+}
+
+// Bounds of a Term.
+const (
+	MaxTerm   = 999_999_999
+	MaxHolder = 64
+)
+
+// Check says why t cannot be entered, or returns nil.
+func (t Term) Check() error {
+	if t.Number > MaxTerm || len(t.Holder) > MaxHolder || strings.Trim(t.Holder, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
+		return errors.New("ledger: no such term")
+	}
+	return nil
+}
+
+const termMagic = "lethe-term/v1"
+
+// Encode returns the form in which anchors keep a term.
+func (t Term) Encode() []byte {
+	text := fmt.Sprintf("%s\n%d\n%s\n", termMagic, t.Number, t.Holder)
+	sum := sha256.Sum256([]byte(text))
+	return []byte(text + hex.EncodeToString(sum[:]) + "\n")
+}
+
+// DecodeTerm reads what Encode wrote. Its errors are ErrAnchorDamaged.
+func DecodeTerm(b []byte) (Term, error) {
+	lines := strings.Split(string(b), "\n")
+	if len(lines) > 2 {
+		number, err := strconv.ParseUint(lines[1], 10, 64)
+		t := Term{Number: number, Holder: lines[2]}
+		if err == nil && t.Check() == nil && bytes.Equal(t.Encode(), b) {
+			return t, nil
+		}
+	}
+	return Term{}, fmt.Errorf("%w: a term does not parse", ErrAnchorDamaged)
+}
+
 // Entry is a statement and the salt that hides it in its leaf.
 type Entry struct {
 	Salt      []byte
@@ -62,6 +119,8 @@ var (
 	// ErrForked: the anchor holds something else under that size, or is another
 	// ledger's.
 	ErrForked = errors.New("anchor holds another history")
+	// ErrSuperseded: another keyd has entered a later term.
+	ErrSuperseded = errors.New("another keyd has taken over the anchor, with a copy of this store")
 	// ErrAnchorDamaged: an object is missing, truncated or edited.
 	ErrAnchorDamaged = errors.New("anchor is damaged")
 	// ErrAnchorUnavailable: the anchor cannot be read or written now.

@@ -75,6 +75,7 @@ type Keeper struct {
 	verdict  error         // forbids serving
 	last     error         // of the last attempt
 	changed  chan struct{} // closed and replaced when one of the above changes
+	term     Term          // that was entered; its number is zero before
 }
 
 // NewKeeper returns a Keeper. It does nothing by itself: Check it, then Run it.
@@ -109,10 +110,12 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 //   - ErrAnchorMissing: the anchor is empty and the ledger is not;
 //   - ErrAnchorDamaged: the anchor's newest objects are not what was written;
 //   - ErrDamaged: the store's own head and hashes contradict each other;
+//   - ErrSuperseded: another keyd has entered a later term than this Keeper's.
+//     From then on every call fails with it;
 //   - other errors, ErrAnchorUnavailable among them, after which nothing is
 //     known and it is repeated.
 //
-// After the first five keyd must not serve; Err says so until a Check succeeds.
+// After the first six keyd must not serve; Err says so until a Check succeeds.
 func (k *Keeper) Check(ctx context.Context) error {
 	return k.attempt(ctx, func(ctx context.Context) error {
 		return k.compareAndPush(ctx, k.Anchored(), func(Reader, Head) error { return ErrAnchorMissing })
@@ -146,6 +149,67 @@ func (k *Keeper) Rebuild(ctx context.Context) error {
 	return k.attempt(ctx, func(ctx context.Context) error {
 		return k.compareAndPush(ctx, 0, func(Reader, Head) error { return nil })
 	})
+}
+
+// Enter begins a term of this keyd, which no other Keeper may be named like. A
+// Keeper of an earlier term fails with ErrSuperseded from its next Check on, and
+// has none of its entries covered any more. Enter reports whether the term
+// before was left, or there was none: otherwise its keyd may serve until it
+// checks. What that one had covered by now, the next Check sees. A Check must
+// have succeeded: a store that is behind drives nobody out.
+func (k *Keeper) Enter(ctx context.Context, holder string) (left bool, err error) {
+	err = k.attempt(ctx, func(ctx context.Context) error {
+		k.mu.Lock()
+		ready := k.checked && k.verdict == nil
+		k.mu.Unlock()
+		if !ready {
+			return errors.New("ledger: a term is entered after a check")
+		}
+		last, err := k.anchor.Enter(ctx, Term{})
+		for err == nil && last.Holder != holder {
+			left = last.Holder == ""
+			last, err = k.anchor.Enter(ctx, Term{last.Number + 1, holder})
+		}
+		if err == nil {
+			k.mu.Lock()
+			k.term = last
+			k.mu.Unlock()
+		}
+		return err
+	})
+	return left, err
+}
+
+// Leave ends the term that this keyd has entered, if it has and no other has
+// begun, so that the next one need not wait. It must not serve any more.
+func (k *Keeper) Leave(ctx context.Context) error {
+	k.mu.Lock()
+	t := k.term
+	k.mu.Unlock()
+	if t.Number == 0 {
+		return nil
+	}
+	_, err := k.anchor.Enter(ctx, Term{Number: t.Number + 1})
+	return err
+}
+
+// hold verifies that the term that was entered, if any, is still the newest.
+func (k *Keeper) hold(ctx context.Context) error {
+	k.mu.Lock()
+	t := k.term
+	k.mu.Unlock()
+	if t.Number == 0 {
+		return nil
+	}
+	switch newest, err := k.anchor.Enter(ctx, Term{}); {
+	case err != nil:
+		return err
+	case newest.Number < t.Number:
+		return fmt.Errorf("%w: term %d is gone", ErrAnchorDamaged, t.Number)
+	case newest != t:
+		return ErrSuperseded
+	}
+	return nil
 }
 
 // Advance brings the anchor up to the store. Where they were not compared yet,
@@ -204,8 +268,8 @@ func (k *Keeper) Anchored() uint64 {
 	return k.anchored
 }
 
-// Err returns why keyd must not serve, or nil. Only ErrForked is for ever; the
-// others stand until a Check succeeds.
+// Err returns why keyd must not serve, or nil. Only ErrForked and ErrSuperseded
+// are for ever; the others stand until a Check succeeds.
 func (k *Keeper) Err() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -230,7 +294,7 @@ const (
 
 // Run advances the anchor when notified, compares it with the store every
 // CheckEvery, and tries again, ever more slowly, when that fails. It returns
-// when ctx ends, with its error, or with ErrForked.
+// when ctx ends, with its error, or with ErrForked or ErrSuperseded.
 func (k *Keeper) Run(ctx context.Context) error {
 	check := time.NewTicker(k.checkEvery)
 	defer check.Stop()
@@ -259,7 +323,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 		err := act(attempt)
 		cancel()
 		switch {
-		case errors.Is(err, ErrForked):
+		case isFinal(err):
 			return err
 		case err == nil:
 			backoff = 0
@@ -278,7 +342,7 @@ func (k *Keeper) attempt(ctx context.Context, fn func(context.Context) error) er
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := k.Err(); errors.Is(err, ErrForked) {
+	if err := k.Err(); isFinal(err) {
 		return err
 	}
 	err := fn(ctx)
@@ -291,7 +355,7 @@ func (k *Keeper) attempt(ctx context.Context, fn func(context.Context) error) er
 	switch {
 	case err == nil:
 		k.checked, k.verdict = true, nil
-	case errors.Is(err, ErrForked), errors.Is(err, ErrBehind), errors.Is(err, ErrAnchorMissing),
+	case isFinal(err), errors.Is(err, ErrBehind), errors.Is(err, ErrAnchorMissing),
 		errors.Is(err, ErrAnchorDamaged), errors.Is(err, ErrDamaged):
 		if k.verdict == nil {
 			k.log.ErrorContext(ctx, "ledger and anchor disagree: refusing to serve", "error", err)
@@ -301,6 +365,9 @@ func (k *Keeper) attempt(ctx context.Context, fn func(context.Context) error) er
 	k.announce()
 	return err
 }
+
+// isFinal says whether a verdict stands for ever.
+func isFinal(err error) bool { return errors.Is(err, ErrForked) || errors.Is(err, ErrSuperseded) }
 
 // announce wakes those who wait. k.mu is held.
 func (k *Keeper) announce() {
@@ -319,6 +386,9 @@ func (k *Keeper) setAnchored(size uint64) {
 // entries than seen; mayCreate decides about an empty anchor and a ledger with
 // entries.
 func (k *Keeper) compareAndPush(ctx context.Context, seen uint64, mayCreate func(Reader, Head) error) error {
+	if err := k.hold(ctx); err != nil {
+		return err
+	}
 	// The anchor first: whatever is in it was committed before, so a snapshot
 	// taken afterwards must have it.
 	newest, err := k.anchor.Newest(ctx)
@@ -472,6 +542,10 @@ func (k *Keeper) push(ctx context.Context) error {
 		if o.Size == from {
 			return nil
 		}
+		// What a later term's store does not have must not get there before it.
+		if err := k.hold(ctx); err != nil {
+			return err
+		}
 		if err := k.anchor.Put(ctx, o); err != nil {
 			return err
 		}
@@ -527,6 +601,11 @@ func (k *Keeper) confirm(ctx context.Context, put Object) error {
 	}
 	if !found {
 		return fmt.Errorf("%w: object of size %d was written and is not there", ErrAnchorDamaged, put.Size)
+	}
+	// Whoever enters a later term looks at the anchor afterwards: either it sees
+	// what was put, or this sees the term.
+	if err := k.hold(ctx); err != nil {
+		return err
 	}
 	k.setAnchored(at)
 	return nil

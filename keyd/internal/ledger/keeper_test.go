@@ -631,3 +631,97 @@ func TestAnchorForgets(t *testing.T) {
 		t.Fatalf("anchored %d", k.Anchored())
 	}
 }
+
+// TestTerms: of two keepers, that of the later term goes on, and nothing of the
+// other's is covered that the later one has not seen.
+func TestTerms(t *testing.T) {
+	s, m, one := initialised(t)
+	if left, err := one.Enter(t.Context(), "one"); err != nil || !left {
+		t.Fatalf("the first: %v, %v", left, err)
+	}
+	must(t, "Check", one.Check(t.Context()))
+	two := newKeeper(t, s, m)
+	if _, err := two.Enter(t.Context(), "two"); err == nil {
+		t.Fatal("a term was entered without a check")
+	}
+	must(t, "Check", two.Check(t.Context()))
+	if left, err := two.Enter(t.Context(), "two"); err != nil || left {
+		t.Fatalf("while the first has not left: %v, %v", left, err)
+	}
+	must(t, "Leave, too late", one.Leave(t.Context()))
+	must(t, "Check of the second", two.Check(t.Context()))
+	size := one.Anchored()
+	s.add(1)
+	if err := one.Advance(t.Context()); !errors.Is(err, ledger.ErrSuperseded) || one.Anchored() != size {
+		t.Errorf("Advance of the first: %v, covers %d", err, one.Anchored())
+	}
+	for range 2 {
+		if err := one.Check(t.Context()); !errors.Is(err, ledger.ErrSuperseded) || !errors.Is(one.Err(), ledger.ErrSuperseded) {
+			t.Errorf("Check of the first: %v, verdict %v", err, one.Err())
+		}
+	}
+	one.Notify()
+	if err := one.Run(t.Context()); !errors.Is(err, ledger.ErrSuperseded) {
+		t.Errorf("Run of the first: %v", err)
+	}
+	must(t, "Check of the second", two.Check(t.Context()))
+	must(t, "Leave", two.Leave(t.Context()))
+	three := newKeeper(t, s, m)
+	must(t, "Check of the third", three.Check(t.Context()))
+	if left, err := three.Enter(t.Context(), "three"); err != nil || !left {
+		t.Errorf("after the second has left: %v, %v", left, err)
+	}
+}
+
+// TestTermsWithFaults: a term that may have been entered is entered once.
+func TestTermsWithFaults(t *testing.T) {
+	for _, fault := range []anchortest.Fault{anchortest.Lost, anchortest.Persisted} {
+		for failing := range 3 {
+			_, m, k := initialised(t)
+			calls := 0
+			m.Inject = func(_ context.Context, op string) anchortest.Fault {
+				if op != "enter" {
+					return anchortest.None
+				}
+				if calls++; calls == failing+1 {
+					return fault
+				}
+				return anchortest.None
+			}
+			if _, err := k.Enter(t.Context(), "one"); (err != nil) != (failing < 2) {
+				t.Errorf("call %d fails (%d): %v", failing, fault, err)
+			}
+			if err := k.Check(t.Context()); failing == 2 && !errors.Is(err, ledger.ErrAnchorUnavailable) {
+				t.Errorf("a check that could not see the term: %v", err)
+			}
+			if failing < 2 {
+				_, err := k.Enter(t.Context(), "one")
+				must(t, "Enter again", err)
+			}
+			must(t, "Check", k.Check(t.Context()))
+			if last, err := m.Enter(t.Context(), ledger.Term{}); err != nil || last != (ledger.Term{Number: 1, Holder: "one"}) {
+				t.Errorf("the newest term: %v, %v", last, err)
+			}
+		}
+	}
+}
+
+// TestTermsGone: an anchor from which terms were taken is not trusted.
+func TestTermsGone(t *testing.T) {
+	s, m, k := initialised(t)
+	older := m.Clone()
+	_, err := k.Enter(t.Context(), "one")
+	must(t, "Enter", err)
+	rolled := &switched{Anchor: m}
+	two := newKeeper(t, s, rolled)
+	must(t, "Check", two.Check(t.Context()))
+	_, err = two.Enter(t.Context(), "two")
+	must(t, "Enter", err)
+	rolled.Anchor = older
+	if err := two.Check(t.Context()); !errors.Is(err, ledger.ErrAnchorDamaged) || two.Err() == nil {
+		t.Errorf("Check: %v, verdict %v", err, two.Err())
+	}
+}
+
+// switched is an anchor in whose place another one is put.
+type switched struct{ ledger.Anchor }

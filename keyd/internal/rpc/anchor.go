@@ -85,6 +85,21 @@ func (s *anchorService) PutObject(ctx context.Context, req *keydv1.PutObjectRequ
 	return &keydv1.PutObjectResponse{}, nil
 }
 
+func (s *anchorService) EnterTerm(ctx context.Context, req *keydv1.EnterTermRequest) (*keydv1.EnterTermResponse, error) {
+	t := ledger.Term{Number: req.Number, Holder: req.Holder}
+	if err := t.Check(); err != nil {
+		return nil, invalidField("holder", err)
+	}
+	a, err := s.open(req.Name, t.Number > 0)
+	if err != nil {
+		return nil, err
+	}
+	if t, err = a.Enter(ctx, t); err != nil {
+		return nil, anchorFailure(err)
+	}
+	return &keydv1.EnterTermResponse{Number: t.Number, Holder: t.Holder}, nil
+}
+
 func (s *anchorService) open(name string, create bool) (ledger.Anchor, error) {
 	if err := s.anchors.Check(name); err != nil {
 		return nil, invalidField("name", err)

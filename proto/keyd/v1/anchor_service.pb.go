@@ -294,6 +294,121 @@ func (*PutObjectResponse) Descriptor() ([]byte, []int) {
 	return file_keyd_v1_anchor_service_proto_rawDescGZIP(), []int{5}
 }
 
+type EnterTermRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Number uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	// Names a start of a keyd: at most 64 bytes of [a-z0-9-]. Empty: the one of the
+	// term before leaves.
+	Holder        string `protobuf:"bytes,3,opt,name=holder,proto3" json:"holder,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnterTermRequest) Reset() {
+	*x = EnterTermRequest{}
+	mi := &file_keyd_v1_anchor_service_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnterTermRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnterTermRequest) ProtoMessage() {}
+
+func (x *EnterTermRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_anchor_service_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnterTermRequest.ProtoReflect.Descriptor instead.
+func (*EnterTermRequest) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_anchor_service_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *EnterTermRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EnterTermRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *EnterTermRequest) GetHolder() string {
+	if x != nil {
+		return x.Holder
+	}
+	return ""
+}
+
+// EnterTermResponse is the newest term; its number is zero where there is none.
+type EnterTermResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	Holder        string                 `protobuf:"bytes,2,opt,name=holder,proto3" json:"holder,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnterTermResponse) Reset() {
+	*x = EnterTermResponse{}
+	mi := &file_keyd_v1_anchor_service_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnterTermResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnterTermResponse) ProtoMessage() {}
+
+func (x *EnterTermResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_v1_anchor_service_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnterTermResponse.ProtoReflect.Descriptor instead.
+func (*EnterTermResponse) Descriptor() ([]byte, []int) {
+	return file_keyd_v1_anchor_service_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *EnterTermResponse) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *EnterTermResponse) GetHolder() string {
+	if x != nil {
+		return x.Holder
+	}
+	return ""
+}
+
 var File_keyd_v1_anchor_service_proto protoreflect.FileDescriptor
 
 const file_keyd_v1_anchor_service_proto_rawDesc = "" +
@@ -311,11 +426,19 @@ const file_keyd_v1_anchor_service_proto_rawDesc = "" +
 	"\x10PutObjectRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06object\x18\x02 \x01(\fR\x06object\"\x13\n" +
-	"\x11PutObjectResponse2\xd5\x01\n" +
+	"\x11PutObjectResponse\"V\n" +
+	"\x10EnterTermRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x16\n" +
+	"\x06holder\x18\x03 \x01(\tR\x06holder\"C\n" +
+	"\x11EnterTermResponse\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x16\n" +
+	"\x06holder\x18\x02 \x01(\tR\x06holder2\x99\x02\n" +
 	"\rAnchorService\x12B\n" +
 	"\tGetNewest\x12\x19.keyd.v1.GetNewestRequest\x1a\x1a.keyd.v1.GetNewestResponse\x12<\n" +
 	"\aGetNext\x12\x17.keyd.v1.GetNextRequest\x1a\x18.keyd.v1.GetNextResponse\x12B\n" +
-	"\tPutObject\x12\x19.keyd.v1.PutObjectRequest\x1a\x1a.keyd.v1.PutObjectResponseB\x1cZ\x1alethe/proto/keyd/v1;keydv1b\x06proto3"
+	"\tPutObject\x12\x19.keyd.v1.PutObjectRequest\x1a\x1a.keyd.v1.PutObjectResponse\x12B\n" +
+	"\tEnterTerm\x12\x19.keyd.v1.EnterTermRequest\x1a\x1a.keyd.v1.EnterTermResponseB\x1cZ\x1alethe/proto/keyd/v1;keydv1b\x06proto3"
 
 var (
 	file_keyd_v1_anchor_service_proto_rawDescOnce sync.Once
@@ -329,7 +452,7 @@ func file_keyd_v1_anchor_service_proto_rawDescGZIP() []byte {
 	return file_keyd_v1_anchor_service_proto_rawDescData
 }
 
-var file_keyd_v1_anchor_service_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_keyd_v1_anchor_service_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_keyd_v1_anchor_service_proto_goTypes = []any{
 	(*GetNewestRequest)(nil),  // 0: keyd.v1.GetNewestRequest
 	(*GetNewestResponse)(nil), // 1: keyd.v1.GetNewestResponse
@@ -337,16 +460,20 @@ var file_keyd_v1_anchor_service_proto_goTypes = []any{
 	(*GetNextResponse)(nil),   // 3: keyd.v1.GetNextResponse
 	(*PutObjectRequest)(nil),  // 4: keyd.v1.PutObjectRequest
 	(*PutObjectResponse)(nil), // 5: keyd.v1.PutObjectResponse
+	(*EnterTermRequest)(nil),  // 6: keyd.v1.EnterTermRequest
+	(*EnterTermResponse)(nil), // 7: keyd.v1.EnterTermResponse
 }
 var file_keyd_v1_anchor_service_proto_depIdxs = []int32{
 	0, // 0: keyd.v1.AnchorService.GetNewest:input_type -> keyd.v1.GetNewestRequest
 	2, // 1: keyd.v1.AnchorService.GetNext:input_type -> keyd.v1.GetNextRequest
 	4, // 2: keyd.v1.AnchorService.PutObject:input_type -> keyd.v1.PutObjectRequest
-	1, // 3: keyd.v1.AnchorService.GetNewest:output_type -> keyd.v1.GetNewestResponse
-	3, // 4: keyd.v1.AnchorService.GetNext:output_type -> keyd.v1.GetNextResponse
-	5, // 5: keyd.v1.AnchorService.PutObject:output_type -> keyd.v1.PutObjectResponse
-	3, // [3:6] is the sub-list for method output_type
-	0, // [0:3] is the sub-list for method input_type
+	6, // 3: keyd.v1.AnchorService.EnterTerm:input_type -> keyd.v1.EnterTermRequest
+	1, // 4: keyd.v1.AnchorService.GetNewest:output_type -> keyd.v1.GetNewestResponse
+	3, // 5: keyd.v1.AnchorService.GetNext:output_type -> keyd.v1.GetNextResponse
+	5, // 6: keyd.v1.AnchorService.PutObject:output_type -> keyd.v1.PutObjectResponse
+	7, // 7: keyd.v1.AnchorService.EnterTerm:output_type -> keyd.v1.EnterTermResponse
+	4, // [4:8] is the sub-list for method output_type
+	0, // [0:4] is the sub-list for method input_type
 	0, // [0:0] is the sub-list for extension type_name
 	0, // [0:0] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
@@ -363,7 +490,7 @@ func file_keyd_v1_anchor_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyd_v1_anchor_service_proto_rawDesc), len(file_keyd_v1_anchor_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ const (
 	AnchorService_GetNewest_FullMethodName = "/keyd.v1.AnchorService/GetNewest"
 	AnchorService_GetNext_FullMethodName   = "/keyd.v1.AnchorService/GetNext"
 	AnchorService_PutObject_FullMethodName = "/keyd.v1.AnchorService/PutObject"
+	AnchorService_EnterTerm_FullMethodName = "/keyd.v1.AnchorService/EnterTerm"
 )
 
 // AnchorServiceClient is the client API for AnchorService service.
@@ -54,6 +55,10 @@ type AnchorServiceClient interface {
 	// size with the same checkpoint exists, it writes nothing and succeeds. The
 	// first one makes the anchor.
 	PutObject(ctx context.Context, in *PutObjectRequest, opts ...grpc.CallOption) (*PutObjectResponse, error)
+	// EnterTerm begins the next term of the keyd that the anchor belongs to, unless
+	// that term has begun, and answers with the newest one once it is durable. A
+	// number of zero only asks for it. A number beyond the next one is "damaged".
+	EnterTerm(ctx context.Context, in *EnterTermRequest, opts ...grpc.CallOption) (*EnterTermResponse, error)
 }
 
 type anchorServiceClient struct {
@@ -94,6 +99,16 @@ func (c *anchorServiceClient) PutObject(ctx context.Context, in *PutObjectReques
 	return out, nil
 }
 
+func (c *anchorServiceClient) EnterTerm(ctx context.Context, in *EnterTermRequest, opts ...grpc.CallOption) (*EnterTermResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EnterTermResponse)
+	err := c.cc.Invoke(ctx, AnchorService_EnterTerm_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AnchorServiceServer is the server API for AnchorService service.
 // All implementations must embed UnimplementedAnchorServiceServer
 // for forward compatibility.
@@ -124,6 +139,10 @@ type AnchorServiceServer interface {
 	// size with the same checkpoint exists, it writes nothing and succeeds. The
 	// first one makes the anchor.
 	PutObject(context.Context, *PutObjectRequest) (*PutObjectResponse, error)
+	// EnterTerm begins the next term of the keyd that the anchor belongs to, unless
+	// that term has begun, and answers with the newest one once it is durable. A
+	// number of zero only asks for it. A number beyond the next one is "damaged".
+	EnterTerm(context.Context, *EnterTermRequest) (*EnterTermResponse, error)
 	mustEmbedUnimplementedAnchorServiceServer()
 }
 
@@ -142,6 +161,9 @@ func (UnimplementedAnchorServiceServer) GetNext(context.Context, *GetNextRequest
 }
 func (UnimplementedAnchorServiceServer) PutObject(context.Context, *PutObjectRequest) (*PutObjectResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PutObject not implemented")
+}
+func (UnimplementedAnchorServiceServer) EnterTerm(context.Context, *EnterTermRequest) (*EnterTermResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EnterTerm not implemented")
 }
 func (UnimplementedAnchorServiceServer) mustEmbedUnimplementedAnchorServiceServer() {}
 func (UnimplementedAnchorServiceServer) testEmbeddedByValue()                       {}
@@ -218,6 +240,24 @@ func _AnchorService_PutObject_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AnchorService_EnterTerm_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EnterTermRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AnchorServiceServer).EnterTerm(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AnchorService_EnterTerm_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AnchorServiceServer).EnterTerm(ctx, req.(*EnterTermRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AnchorService_ServiceDesc is the grpc.ServiceDesc for AnchorService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -236,6 +276,10 @@ var AnchorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PutObject",
 			Handler:    _AnchorService_PutObject_Handler,
+		},
+		{
+			MethodName: "EnterTerm",
+			Handler:    _AnchorService_EnterTerm_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
