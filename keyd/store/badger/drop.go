@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/dgraph-io/badger/v4"
 
@@ -13,6 +14,13 @@ import (
 // sliceRows is how many row versions a drop takes at a time. Reads and writes
 // of the whole store stand still while it does.
 const sliceRows = 32 << 10
+
+// settleLimit is how long a slice waits for compaction, which may never catch
+// up where more is written than it can take.
+const (
+	settleLimit = 5 * time.Second
+	settlePoll  = 20 * time.Millisecond
+)
 
 // DropRange implements keys.Store. It rewrites the tables that hold the range
 // without it, slice by slice, and updates go on between the slices. It returns
@@ -40,6 +48,9 @@ func (s *Store) DropRange(ctx context.Context, prefix []byte) error {
 		}
 		if len(parts) == 0 {
 			break
+		}
+		if err := s.settle(ctx); err != nil {
+			return err
 		}
 		if err := s.dropParts(parts); err != nil {
 			return err
@@ -113,6 +124,38 @@ func (s *Store) nextParts(ctx context.Context, prefix []byte, depth int) ([][]by
 		parts = append(parts, part)
 	}
 	return parts, depth, nil
+}
+
+// settle waits until compaction has caught up, for settleLimit at most. For a
+// drop Badger waits for the compactions under way and merges all of the upper
+// levels, with everybody waiting: that much longer than they are large.
+func (s *Store) settle(ctx context.Context) error {
+	limit := time.NewTimer(settleLimit)
+	defer limit.Stop()
+	poll := time.NewTicker(settlePoll)
+	defer poll.Stop()
+	for !s.settled() && !s.queue.isClosed() {
+		select {
+		case <-poll.C:
+		case <-limit.C:
+			return nil
+		case <-ctx.Done():
+			return ended(ctx.Err())
+		}
+	}
+	return nil
+}
+
+// settled says whether no level but the last waits to be compacted, or is being
+// compacted.
+func (s *Store) settled() bool {
+	levels := s.db.Levels()
+	for _, l := range levels[:len(levels)-1] {
+		if l.Level == 0 && l.NumTables >= levelZeroTables || l.Level > 0 && l.Size >= l.TargetSize {
+			return false
+		}
+	}
+	return true
 }
 
 func cutTo(key []byte, n int) []byte { return key[:min(n, len(key))] }

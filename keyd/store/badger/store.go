@@ -58,6 +58,9 @@ const (
 	// tableSize weighs file descriptors (one a table) against how long a drop,
 	// which rewrites the tables that a slice touches, holds everybody up.
 	tableSize = 8 << 20
+	// levelZeroTables is how many tables level 0 has before it is compacted. A
+	// drop merges them all with everybody waiting.
+	levelZeroTables = 1
 	// maxStale bounds how long a reader goes on with the snapshot before a
 	// commit under way. Leases are issued from reads, and a destruction states
 	// when the last of them ends, counting from its own run: however long the
@@ -163,7 +166,7 @@ func badgerOptions(dir string, l badger.Logger) badger.Options {
 		WithNumMemtables(2).
 		WithNumCompactors(2).
 		WithBaseTableSize(tableSize).
-		WithNumLevelZeroTables(4).
+		WithNumLevelZeroTables(levelZeroTables).
 		WithNumLevelZeroTablesStall(6).
 		WithBlockCacheSize(0).
 		WithIndexCacheSize(0).
