@@ -39,6 +39,9 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 		return nil, fmt.Errorf("%w: level %d, this version knows %d", ErrFormat, meta.FormatLevel, FormatLevel)
 	}
 	k.meta = meta
+	if err := k.checkKMS(ctx); err != nil {
+		return nil, err
+	}
 	if err := k.loadSecrets(ctx); err != nil {
 		return nil, k.explainRoot(ctx, err)
 	}

@@ -111,6 +111,9 @@ func Replay(ctx context.Context, cfg Config, o ReplayOptions) (*Replayed, error)
 		return nil, fmt.Errorf("%w: level %d, this version knows %d", ErrFormat, meta.FormatLevel, FormatLevel)
 	}
 	k.meta = meta
+	if err := k.checkKMS(ctx); err != nil {
+		return nil, err
+	}
 	p := &replay{k: k, o: o, done: &Replayed{Missing: make(map[receipt.Kind]uint64)}, loaded: make(map[string]*tenantKeys)}
 	if err := p.checkRoots(ctx); err != nil {
 		return nil, err

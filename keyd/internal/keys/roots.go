@@ -96,6 +96,31 @@ func rootDestroyed(e *storev1.Epoch) error {
 	return fmt.Errorf("%w: they are of epoch %d, which is closed, and nothing can open them; a backup that was taken after its end is needed", ErrRootDestroyed, e.Number)
 }
 
+// ErrOtherKMS: the key store's roots are in a KMS of another kind than the one
+// that was given.
+var ErrOtherKMS = errors.New("the key store's roots are in another kind of KMS")
+
+// checkKMS refuses a KMS of another kind than that of the roots that are not
+// destroyed, before it is asked for one of them: what it says of a root that it
+// does not know must not be taken for news.
+func (k *Keys) checkKMS(ctx context.Context) error {
+	var rows []*storev1.Epoch
+	err := k.store.View(ctx, func(r Reader) (err error) {
+		rows, err = allEpochs(r)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, e := range rows {
+		past := e.State == storev1.EpochState_EPOCH_STATE_CLOSED || e.State == storev1.EpochState_EPOCH_STATE_ABANDONED
+		if !past && e.KmsKind != k.kms.Kind() {
+			return fmt.Errorf("%w: that of epoch %d is in %s, and %s was given", ErrOtherKMS, e.Number, e.KmsKind, k.kms.Kind())
+		}
+	}
+	return nil
+}
+
 // explainRoot says of a failure to open keyd's own secrets whether it is for
 // ever.
 func (k *Keys) explainRoot(ctx context.Context, cause error) error {

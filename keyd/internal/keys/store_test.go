@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -324,3 +325,31 @@ func TestNextGroup(t *testing.T) {
 		t.Errorf("a caller that left: group %q, rest %q", names(group), names(rest))
 	}
 }
+
+// TestOpenRefusesOtherKMS: a KMS of another kind is asked for nothing.
+func TestOpenRefusesOtherKMS(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	r.destroy("alice", "d1")
+	r.close()
+	rows := store.copyRows()
+	r.kms = otherKind{}
+	for name, open := range map[string]func(keys.Config) error{
+		"Open": func(c keys.Config) error { _, err := keys.Open(t.Context(), c); return err },
+		"Replay": func(c keys.Config) error {
+			_, err := keys.Replay(t.Context(), c, keys.ReplayOptions{CallOff: true})
+			return err
+		},
+	} {
+		if err := open(r.config()); !errors.Is(err, keys.ErrOtherKMS) || !strings.Contains(err.Error(), "local") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if !reflect.DeepEqual(store.copyRows(), rows) {
+		t.Error("the store was changed")
+	}
+}
+
+// otherKind is a KMS whose every call but Kind panics.
+type otherKind struct{ keys.KMS }
+
+func (otherKind) Kind() string { return "elsewhere" }
