@@ -172,6 +172,100 @@ func TestGuaranteeDurableOnAFullStoreDisk(t *testing.T) {
 	d.verify(lives, pinned)
 }
 
+// TestTurnsOnAFullStoreDisk fills the store's disk at different times of a turn,
+// of carrying keys over and of dropping what is drained: keyd lives and serves
+// what it has, the turn goes on by itself once there is room, and nobody is lost.
+// A backup for which there is no room fails, and leaves nothing.
+func TestTurnsOnAFullStoreDisk(t *testing.T) {
+	const minFree = 128 << 20
+	disk, small := smallDisk(t, 512<<20), smallDisk(t, 256<<10)
+	d := deploy(t, "--store", filepath.Join(disk, "store"), "--min-free", fmt.Sprint(minFree),
+		"--kek-lease", "500ms", "--soak", "500ms", "--root-waiting", "500ms", "--rewrap-rate", "2000")
+	d.tenant("acme", time.Minute)
+	pinned, c := d.pinned(), d.client()
+	admin, keys := keydv1.NewAdminServiceClient(d.conn()), keydv1.NewKeyServiceClient(d.conn())
+	for batch := range 8 {
+		req := &keydv1.GetBlobKeysRequest{}
+		for i := range 256 {
+			req.Queries = append(req.Queries, &keydv1.BlobKeyQuery{
+				Tenant: "acme", SubjectId: fmt.Appendf(nil, "filler %d %d", batch, i), Class: "memory", Purpose: keydv1.Purpose_PURPOSE_SEAL,
+			})
+		}
+		if _, err := keys.GetBlobKeys(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var lives []*life
+	for i := range 20 {
+		l := &life{subject: fmt.Sprint("subject ", i), plain: random(50)}
+		var err error
+		if l.blob, err = c.Seal(t.Context(), of("acme", l.subject), l.plain); err != nil {
+			t.Fatal(err)
+		}
+		lives = append(lives, l)
+	}
+	backup := filepath.Join(small, "backup")
+	if _, said, code := d.lethe("", "backup", "-o", backup); code == 0 {
+		t.Error("a backup for which there is no room succeeds")
+	} else if names, err := os.ReadDir(small); err != nil || len(names) != 0 {
+		t.Errorf("the backup failed (%s) and left %v, %v", said, names, err)
+	}
+
+	states := make(map[keydv1.EpochState]int) // in which the disk was full
+	for cycle := range 8 {
+		if _, err := admin.TurnEpoch(t.Context(), &keydv1.TurnEpochRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(cycle) * 200 * time.Millisecond)
+		ballast := fill(t, disk, minFree/4)
+		time.Sleep(500 * time.Millisecond)
+		for _, e := range d.epochs() {
+			states[e.State]++
+		}
+		if !d.keyd.alive() {
+			t.Fatalf("keyd died: %v", d.keyd.err)
+		}
+		if l := lives[cycle]; l.receipt == nil {
+			if plain, err := c.Open(t.Context(), of("acme", l.subject), l.blob); err != nil || string(plain) != string(l.plain) {
+				t.Fatalf("an open while the disk is full: %v", err)
+			}
+		}
+		if _, err := c.Seal(t.Context(), of("acme", fmt.Sprint("late ", cycle)), nil); !errors.Is(err, sdk.ErrUnavailable) {
+			t.Fatalf("a create while the disk is full: %v", err)
+		}
+		if err := os.Remove(ballast); err != nil {
+			t.Fatal(err)
+		}
+		for open := 0; open != 1; time.Sleep(100 * time.Millisecond) {
+			open = 0
+			for _, e := range d.epochs() {
+				if e.State != keydv1.EpochState_EPOCH_STATE_CLOSED {
+					open++
+				}
+				if e.RowsDamaged != 0 {
+					t.Fatalf("damaged: %v", e)
+				}
+			}
+			if t.Context().Err() != nil || !d.keyd.alive() {
+				t.Fatalf("the epochs do not close: %v", d.epochs())
+			}
+		}
+	}
+	t.Logf("the disk was full while epochs were %v", states)
+	if states[keydv1.EpochState_EPOCH_STATE_DRAINING] == 0 {
+		t.Error("too little happened to show anything")
+	}
+	lives[0].asked = true
+	done, err := c.DestroyKey(t.Context(), lives[0].request())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lives[0].receipt = done.Receipt
+	d.verify(lives, pinned)
+	d.restart()
+	d.verify(lives, pinned)
+}
+
 // TestGuaranteeNoAcknowledgementWithoutTheAnchorOnAFullDisk fills the anchor's
 // disk: destroys answer unavailable, are done once there is room, and the
 // repeated request has its receipt. G2, G5.
