@@ -180,11 +180,28 @@ func TestSecondCopyKeyd(t *testing.T) {
 	secondCopy(t, nil, "--anchor", "keyd:unix:"+filepath.Join(data, "keyd.sock")+"/first")
 }
 
+// waits begins what a keyd says that waits for one that may still serve.
+const waits = "did not say that it ended"
+
+// TestKilledStartsAtOnce: whoever has the directory of the anchor locked waits
+// for nobody, whatever it shares a file system with.
+func TestKilledStartsAtOnce(t *testing.T) {
+	t.Parallel()
+	data := dataDir(t)
+	d, _ := start(t, data, nil)
+	d.cmd.Process.Kill()
+	<-d.done
+	d, _ = start(t, data, nil)
+	if strings.Contains(d.said(), waits) {
+		t.Errorf("it waits:\n%s", d.said())
+	}
+	d.stop(t)
+}
+
 func secondCopy(t *testing.T, env []string, flags ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	const waits = "did not say that it ended"
 	data, copied := dataDir(t), dataDir(t)
 	d, client := start(t, data, env, flags...)
 	if _, err := keydv1.NewAdminServiceClient(client.Conn()).CreateTenant(ctx, &keydv1.CreateTenantRequest{Tenant: "acme"}); err != nil {

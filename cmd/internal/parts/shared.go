@@ -39,3 +39,10 @@ func (a *sharedAnchor) Domain() (code, description string) {
 	code, description = a.Anchor.Domain()
 	return code, description + "; on the store's file system: " + a.shared
 }
+
+// Exclusive is the anchor's own, which embedding hides: without it a keyd that
+// was killed waits when it starts again.
+func (a *sharedAnchor) Exclusive() bool {
+	own, ok := a.Anchor.(interface{ Exclusive() bool })
+	return ok && own.Exclusive()
+}
