@@ -21,7 +21,7 @@ const settledRows, loggedRows = 2000, 200
 func built(t *testing.T) (image_, closed string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "store")
-	for part := range 2 { // a third table comes of the log
+	for part := range 2 { // a third table comes of the log, and four are compacted
 		s := openTest(t, dir)
 		for i := part * settledRows / 2; i < (part+1)*settledRows/2; i += 100 {
 			commitRows(t, s, "settled", i, i+100)

@@ -58,9 +58,8 @@ const (
 	// tableSize weighs file descriptors (one a table) against how long a drop,
 	// which rewrites the tables that a slice touches, holds everybody up.
 	tableSize = 8 << 20
-	// levelZeroTables is how many tables level 0 has before it is compacted. A
-	// drop merges them all with everybody waiting.
-	levelZeroTables = 1
+	// levelZeroTables is how many tables level 0 has when it is compacted.
+	levelZeroTables = 4
 	// maxStale bounds how long a reader goes on with the snapshot before a
 	// commit under way. Leases are issued from reads, and a destruction states
 	// when the last of them ends, counting from its own run: however long the
