@@ -96,7 +96,7 @@ func Restore(ctx context.Context, dir string, r io.Reader) error {
 	if err := os.Rename(temp, dir); err != nil {
 		return fmt.Errorf("restoring a store: %w", err)
 	}
-	if err := syncDir(filepath.Dir(dir)); err != nil {
+	if err := syncFile(filepath.Dir(dir)); err != nil {
 		return fmt.Errorf("restoring a store: %w", err)
 	}
 	return nil

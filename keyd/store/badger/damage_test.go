@@ -252,6 +252,20 @@ func TestDamageIsFoundOnOpen(t *testing.T) {
 			}
 			return filepath.Base(f)
 		}, keys.ErrDamaged},
+		{"newest log emptied", crash, func(t *testing.T, dir string) string {
+			f := newest(t, dir, "*.mem")
+			rewrite(t, f, keep(0))
+			return filepath.Base(f)
+		}, keys.ErrDamaged},
+		{"newest log cut at a commit's end", crash, func(t *testing.T, dir string) string {
+			f := newest(t, dir, "*.mem")
+			rewrite(t, f, func(b []byte) []byte {
+				var last uint64
+				end, _ := readLog(b[:len(bytes.TrimRight(b, "\x00"))-1], &last, nil)
+				return b[:end] // without the last one
+			})
+			return filepath.Base(f)
+		}, keys.ErrDamaged},
 		{"the newest log's name garbled", crash, func(t *testing.T, dir string) string {
 			rewrite(t, filepath.Join(dir, newestLogName), flip(0))
 			return newestLogName
@@ -353,6 +367,28 @@ func TestRemainsOfACrashPass(t *testing.T) {
 	}
 }
 
+// A crash may follow at once on a start that cut off what a crash had left.
+func TestCrashAfterACommitWasCutOff(t *testing.T) {
+	crash, _ := built(t)
+	dir := copyDir(t, crash)
+	rewrite(t, newest(t, dir, "*.mem"), func(b []byte) []byte { return flip(len(bytes.TrimRight(b, "\x00")) - 1)(b) })
+	d, err := openDirectory(dir, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.close(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(Options{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if n, failed := missing(t, s); n != 1 || failed != 0 {
+		t.Errorf("%d rows are missing and %d cannot be read; one was under way", n, failed)
+	}
+}
+
 // Once a commit is acknowledged, the newest log is noted; a store that is closed
 // has none.
 func TestNewestLogIsNoted(t *testing.T) {
@@ -423,6 +459,8 @@ func TestExists(t *testing.T) {
 	}
 	lost := copyDir(t, written)
 	os.Remove(newest(t, lost, "*.mem"))
+	emptied := copyDir(t, written)
+	rewrite(t, newest(t, emptied, "*.mem"), keep(0))
 	for _, x := range []struct {
 		what string
 		dir  string
@@ -432,6 +470,7 @@ func TestExists(t *testing.T) {
 		{"one commit, in a log", written, true},
 		{"one commit, in a table", dir, true},
 		{"one commit, in a log that is gone", lost, true},
+		{"one commit, in a log that was emptied", emptied, true},
 	} {
 		if exists(x.dir) != x.want {
 			t.Errorf("%s: %v", x.what, !x.want)

@@ -46,10 +46,11 @@ func makeDirectory(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	return syncFile(filepath.Dir(path))
 }
 
-func syncDir(path string) error {
+// syncFile syncs a file or a directory.
+func syncFile(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err

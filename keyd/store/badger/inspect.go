@@ -100,18 +100,17 @@ func logID(name string) (id uint64, ok bool) {
 	return id, err == nil
 }
 
-// inspect checks the files and removes what a crash may have left that Badger
-// does not open: empty files.
+// inspect checks the files, then removes what a crash may have left that Badger
+// does not open, and cuts off the commit that was under way. Where it refuses
+// the store, nothing was changed.
 func (d *directory) inspect(create bool) error {
 	f, err := d.list()
 	if err != nil {
 		return fmt.Errorf("store directory: %w", err)
 	}
-	if !f.manifest {
+	if !f.manifest && len(f.tables) == 0 && len(f.logs) == 0 {
 		// The manifest is the first file that Badger makes.
 		switch {
-		case len(f.tables) > 0 || len(f.logs) > 0:
-			return damaged(d.file(manifestName), "is missing")
 		case !create:
 			return fmt.Errorf("no store in %s: %w", d.path, fs.ErrNotExist)
 		case len(f.foreign) > 0:
@@ -119,37 +118,96 @@ func (d *directory) inspect(create bool) error {
 		}
 		return nil
 	}
-	m, err := d.readManifest()
+	end, err := d.check(f)
 	if err != nil {
 		return err
 	}
+	if end.torn {
+		// A log that is named is not cut, or the next look misses its end.
+		if err := d.forgetNewestLog(); err != nil {
+			return fmt.Errorf("store: %w", err)
+		}
+		if err := cut(d.log(end.log), end.at); err != nil {
+			return fmt.Errorf("store: %w", err)
+		}
+	}
+	return d.dropEmpty()
+}
+
+// check looks for damage in the files of a store, and changes nothing.
+func (d *directory) check(f files) (logEnd, error) {
+	if !f.manifest {
+		return logEnd{}, damaged(d.file(manifestName), "is missing")
+	}
+	m, err := d.readManifest()
+	if err != nil {
+		return logEnd{}, err
+	}
 	if err := d.checkRegistry(); err != nil {
-		return err
+		return logEnd{}, err
 	}
 	if err := d.checkNewestLog(f.logs); err != nil {
-		return err
+		return logEnd{}, err
 	}
 	for id := range m.live {
 		if err := checkTable(d.table(id)); err != nil {
+			return logEnd{}, err
+		}
+	}
+	if err := d.checkValueLogs(); err != nil {
+		return logEnd{}, err
+	}
+	if f.logs, err = d.written(f.logs); err != nil {
+		return logEnd{}, err
+	}
+	end, err := d.checkLogs(f.logs)
+	if err != nil {
+		return logEnd{}, err
+	}
+	return end, d.checkOrphans(f, m)
+}
+
+// written returns the logs that have any bytes. Badger makes a log and then
+// sizes it, and empties it before it removes it: a crash in between leaves one
+// without.
+func (d *directory) written(logs []uint64) ([]uint64, error) {
+	var some []uint64
+	for _, id := range logs {
+		info, err := os.Stat(d.log(id))
+		if err != nil {
+			return nil, fmt.Errorf("store: %w", err)
+		}
+		if info.Size() != 0 {
+			some = append(some, id)
+		}
+	}
+	return some, nil
+}
+
+// checkValueLogs checks the headers of the value logs, which hold no values.
+func (d *directory) checkValueLogs() error {
+	names, err := filepath.Glob(d.file("*.vlog"))
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		info, err := os.Stat(name)
+		if err != nil {
+			return fmt.Errorf("store: %w", err)
+		}
+		if info.Size() == 0 {
+			continue // as with logs
+		}
+		if err := checkLogHeader(name); err != nil {
 			return err
 		}
 	}
-	if err := d.dropEmpty(); err != nil {
-		return err
-	}
-	if f, err = d.list(); err != nil {
-		return err
-	}
-	if err := d.checkLogs(f.logs); err != nil {
-		return err
-	}
-	return d.checkOrphans(f, m)
+	return nil
 }
 
-// dropEmpty removes files of no bytes. Badger makes a log and then sizes it,
-// and empties it before it removes it: a crash in between leaves these, and
-// Badger refuses to open over them. It also removes a list of garbage in value
-// logs that is not whole; it is advisory, and there are no values in them.
+// dropEmpty removes logs of no bytes, over which Badger refuses to open. It
+// also removes a list of garbage in value logs that is not whole; it is
+// advisory, and there are no values in them.
 func (d *directory) dropEmpty() error {
 	entries, err := os.ReadDir(d.path)
 	if err != nil {
@@ -164,11 +222,6 @@ func (d *directory) dropEmpty() error {
 		empty := info.Size() == 0 && (ext == ".mem" || ext == ".vlog")
 		if empty || e.Name() == discardName && (info.Size() == 0 || info.Size()%16 != 0) {
 			if err := os.Remove(d.file(e.Name())); err != nil {
-				return err
-			}
-		}
-		if ext == ".vlog" && !empty {
-			if err := checkLogHeader(d.file(e.Name())); err != nil {
 				return err
 			}
 		}
@@ -323,43 +376,48 @@ func (s *Store) Verify(ctx context.Context) error {
 	return nil
 }
 
+// logEnd is where the whole commits of the newest log end; torn: behind them is
+// one that is not whole.
+type logEnd struct {
+	log  uint64
+	at   int64
+	torn bool
+}
+
 // checkLogs checks the write-ahead logs. Commits are synced one by one and
 // numbered without gaps, so only the newest log may end in a commit that is not
-// whole, the one under way in a crash; it is cut off, as Badger would. Anything
+// whole, the one under way in a crash, which Badger would cut off. Anything
 // else that does not parse had been acknowledged. A log is sized when it is
 // made, and is never filled to its end, so one that ends within a commit and
 // not in zeros is no work of a crash either.
 //
 // That the last acknowledged commit itself has rotten cannot be told from a
 // commit that was under way.
-func (d *directory) checkLogs(ids []uint64) error {
+func (d *directory) checkLogs(ids []uint64) (end logEnd, err error) {
 	var last uint64 // newest commit
 	for i, id := range ids {
 		name := d.log(id)
 		if err := checkLogHeader(name); err != nil {
-			return err
+			return end, err
 		}
 		b, err := os.ReadFile(name)
 		if err != nil {
-			return fmt.Errorf("store: %w", err)
+			return end, fmt.Errorf("store: %w", err)
 		}
-		end, gap := readLog(b, &last, nil)
+		whole, gap := readLog(b, &last, nil)
 		used := len(bytes.TrimRight(b, "\x00"))
+		end = logEnd{log: id, at: int64(whole), torn: used > whole}
 		switch {
 		case gap:
-			return damaged(name, "commits are missing")
-		case used <= end:
-			continue
-		case i < len(ids)-1, bytes.Count(b[end:], []byte(commitKey)) > 1:
-			return damaged(name, "a record fails its checksum")
+			return end, damaged(name, "commits are missing")
+		case !end.torn:
+		case i < len(ids)-1, bytes.Count(b[whole:], []byte(commitKey)) > 1:
+			return end, damaged(name, "a record fails its checksum")
 		case len(b)-used < logSlack:
-			return damaged(name, "its end is missing")
-		}
-		if err := cut(name, int64(end)); err != nil {
-			return fmt.Errorf("store: %w", err)
+			return end, damaged(name, "its end is missing")
 		}
 	}
-	return nil
+	return end, nil
 }
 
 func cut(name string, size int64) error {

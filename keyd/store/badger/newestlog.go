@@ -1,6 +1,7 @@
 package badger
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,10 +14,14 @@ import (
 // The manifest lists the tables and not the logs, so a log that somebody
 // removes would take commits along that were acknowledged, and nothing would
 // tell. So while the store is open a small file names the newest log: it is
-// written before the first commit in that log is acknowledged. Badger makes the
-// next log before it removes one, so whatever ends the process, there is then a
-// log of that number or a later one. Where Badger removes logs without such care
+// written before the first commit in that log is acknowledged, and after the
+// log's name and size are durable. Badger makes the next log before it empties
+// and removes one, so whatever ends the process, there is then that log as it was
+// sized, or a later one. Where Badger cuts or removes logs without such care
 // (opening, closing, dropping a range) the file is removed before.
+//
+// That the end of a log was overwritten with zeros, from a commit's end on,
+// cannot be told from a log that was never written that far.
 
 const (
 	newestLogName = "NEWEST-LOG"
@@ -39,7 +44,8 @@ func (d *directory) newestLog() (uint64, error) {
 	return id, nil
 }
 
-// checkNewestLog fails if the newest log is not among those that are there.
+// checkNewestLog fails if the newest log is not among those that are there, or
+// has not its size any more.
 func (d *directory) checkNewestLog(logs []uint64) error {
 	id, err := d.newestLog()
 	if err != nil || id == 0 {
@@ -48,6 +54,16 @@ func (d *directory) checkNewestLog(logs []uint64) error {
 	if len(logs) == 0 || slices.Max(logs) < id {
 		return damaged(d.log(id), "is missing, with the newest commits")
 	}
+	if slices.Max(logs) > id {
+		return nil
+	}
+	b, err := os.ReadFile(d.log(id))
+	if err != nil {
+		return fmt.Errorf("store: %w", err)
+	}
+	if len(b)-len(bytes.TrimRight(b, "\x00")) < logSlack {
+		return damaged(d.log(id), "its end is missing, with the newest commits")
+	}
 	return nil
 }
 
@@ -55,6 +71,9 @@ func (d *directory) checkNewestLog(logs []uint64) error {
 func (d *directory) noteNewestLog(id uint64) error {
 	if id <= d.noted {
 		return nil
+	}
+	if err := syncFile(d.log(id)); err != nil { // its size; a commit that it holds is synced
+		return err
 	}
 	f, err := os.OpenFile(d.file(newestLogTemp), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
