@@ -29,6 +29,21 @@ type wrecks struct {
 	earlier, later, sideways, stranger string // data directories
 }
 
+// killed starts keyd and kills it, and returns its store's newest log.
+func killed(t *testing.T, data string) string {
+	t.Helper()
+	k, err := startKeyd(t.Context(), filepath.Join(bin, "keyd"), data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.kill()
+	logs, err := filepath.Glob(filepath.Join(data, "store/*.mem"))
+	if err != nil || len(logs) == 0 {
+		t.Fatalf("no logs: %v", err)
+	}
+	return logs[len(logs)-1]
+}
+
 var badStarts = []badStart{
 	{"the store is locked by another keyd", func(t *testing.T, _ *wrecks, data string) []string {
 		k, err := startKeyd(t.Context(), filepath.Join(bin, "keyd"), data)
@@ -46,20 +61,17 @@ var badStarts = []badStart{
 	{"a table is garbled", overwrite("store/*.sst", 60), []string{"damaged", ".sst"}},
 	{"a table is missing", remove("store/*.sst"), []string{"damaged", ".sst"}},
 	{"the newest log is missing after a kill", func(t *testing.T, _ *wrecks, data string) []string {
-		k, err := startKeyd(t.Context(), filepath.Join(bin, "keyd"), data)
-		if err != nil {
-			t.Fatal(err)
-		}
-		k.kill()
-		logs, err := filepath.Glob(filepath.Join(data, "store/*.mem"))
-		if err != nil || len(logs) == 0 {
-			t.Fatalf("no logs: %v", err)
-		}
-		if err := os.Remove(logs[len(logs)-1]); err != nil {
+		if err := os.Remove(killed(t, data)); err != nil {
 			t.Fatal(err)
 		}
 		return nil
 	}, []string{"damaged", ".mem", "is missing"}},
+	{"the newest log is empty after a kill", func(t *testing.T, _ *wrecks, data string) []string {
+		if err := os.Truncate(killed(t, data), 0); err != nil {
+			t.Fatal(err)
+		}
+		return nil
+	}, []string{"damaged", ".mem", "its end is missing"}},
 	{"the store is of a newer version", func(t *testing.T, _ *wrecks, data string) []string {
 		// The manifest begins with four bytes of magic and our version.
 		edit(t, filepath.Join(data, "store/MANIFEST"), func(b []byte) { b[5]++ })

@@ -42,7 +42,9 @@ It sees the files as the file system shows them. It does not see the blocks of a
 disk that files were freed from, nor snapshots, replicas, backups and other
 copies of the directory.
 
-Its exit code is that of RESIDUE if anything is found.`,
+Its exit code is that of RESIDUE if anything is found. A store that keyd would
+refuse as damaged is never called clean: what it has lost may have said who else
+was destroyed.`,
 		Example: `  lethe audit residue --store lethe-dev/store
   lethe audit residue --store lethe-dev/store --key-id 00112233445566778899aabbccddeeff --json`,
 	}, func(ctx context.Context, _ []string) error { return a.auditResidue(ctx, store, keyIDs) })
@@ -69,6 +71,8 @@ type residueReport struct {
 	Files      int             `json:"files"`
 	Bytes      int64           `json:"bytes,string"`
 	Unread     []string        `json:"unread"`
+	// Damage is why keyd would refuse the store, empty if it would not.
+	Damage string `json:"damage"`
 }
 
 // residueError is residue that was found.
@@ -96,6 +100,9 @@ func (v residueReport) write(w io.Writer) {
 	}
 	for _, name := range v.Unread {
 		facts(w, "damaged", name+": its bytes were looked at, its rows cannot be told")
+	}
+	if v.Damage != "" {
+		facts(w, "damage", v.Damage)
 	}
 	found := "no wrapped key of any of them"
 	if n := len(v.Residue); n != 0 {
@@ -127,9 +134,13 @@ func (a *app) auditResidue(ctx context.Context, store string, keyIDs []string) e
 	if err != nil {
 		return err
 	}
+	damage := files.Check()
 	v := residueReport{
 		Residue: []residueResult{}, DeadKeyIDs: found.Dead, Files: found.Files, Bytes: found.Bytes,
 		Unread: append([]string{}, found.Unread...),
+	}
+	if damage != nil {
+		v.Damage = damage.Error()
 	}
 	for _, r := range found.Residue {
 		x := residueResult{File: r.File, Offset: r.Offset, EpochClosed: r.Closed, KeyID: hex.EncodeToString(r.KeyID[:]), What: "key"}
@@ -146,6 +157,9 @@ func (a *app) auditResidue(ctx context.Context, store string, keyIDs []string) e
 	}
 	if len(v.Residue) != 0 {
 		return &residueError{len(v.Residue)}
+	}
+	if damage != nil {
+		return fmt.Errorf("%w; whose keys are dead by what it has lost is not known", damage)
 	}
 	if len(v.Unread) != 0 {
 		return fmt.Errorf("%d files of the store are damaged; what only they tell is not known", len(v.Unread))

@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -133,6 +135,70 @@ func TestAuditResidueOfADamagedStore(t *testing.T) {
 	if r := c.run("", "audit", "residue", "--store", dir, "--key-id", hex.EncodeToString([]byte(strings.Repeat("k", 16)))); r.code != exitResidue {
 		t.Errorf("exit code %d: %s", r.code, r.err)
 	}
+}
+
+// A store whose newest commits are missing is not called clean, and is left as
+// it is.
+func TestAuditResidueOfAStoreThatLostItsEnd(t *testing.T) {
+	c := offlineCLI(t)
+	dir := c.path("store")
+	s, err := badger.Open(badger.Options{Dir: dir, Create: true, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := putAll(t.Context(), s.Update, map[string]proto.Message{"S": &storev1.Subject{}}); err != nil {
+		t.Fatal(err)
+	}
+	log := func(dir string) string {
+		t.Helper()
+		logs, err := filepath.Glob(filepath.Join(dir, "*.mem"))
+		if err != nil || len(logs) == 0 {
+			t.Fatalf("the store has no log: %v", err)
+		}
+		return logs[len(logs)-1]
+	}
+	for what, damage := range map[string]func(dir string) error{
+		"removed": func(dir string) error { return os.Remove(log(dir)) },
+		"emptied": func(dir string) error { return os.Truncate(log(dir), 0) },
+	} {
+		killed := c.path(what)
+		if err := os.CopyFS(killed, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		c.ok("", "audit", "residue", "--store", killed)
+		if err := damage(killed); err != nil {
+			t.Fatal(err)
+		}
+		before := contents(t, killed)
+		if text := c.fails(exitOther, "", "audit", "residue", "--store", killed); !strings.Contains(text, "with the newest commits") {
+			t.Errorf("%s: it says %q", what, text)
+		}
+		if r := c.run("", "audit", "residue", "--store", killed, "--json"); r.code != exitOther || c.decode(r.out)["damage"] == "" {
+			t.Errorf("%s: exit code %d, %s", what, r.code, r.out)
+		}
+		if !maps.Equal(contents(t, killed), before) {
+			t.Errorf("%s: the files were changed", what)
+		}
+	}
+}
+
+// contents returns the checksums of the files below dir.
+func contents(t *testing.T, dir string) map[string][sha256.Size]byte {
+	t.Helper()
+	sums := make(map[string][sha256.Size]byte)
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		sums[path] = sha256.Sum256(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sums
 }
 
 // A table keeps only the part of a key in which it differs from another: a key

@@ -2,10 +2,15 @@ package main
 
 import (
 	"bytes"
+	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"lethe/cmd/internal/parts"
+	"lethe/keyd/store/badger"
 )
 
 // flags are the parts of the CLI's keyd, as restore's flags name them; the
@@ -79,6 +84,73 @@ func TestBackupDiskFull(t *testing.T) {
 	c.app = func(a *app) { a.out = full }
 	if said := c.fails(exitOther, "", "backup"); !strings.Contains(said, "no space left") {
 		t.Errorf("a full disk: %s", said)
+	}
+}
+
+// Through a link, the directory that it leads to is restored, and the link stays.
+func TestRestoreThroughALink(t *testing.T) {
+	c := newCLI(t)
+	file := c.path("keys.backup")
+	c.ok("", "backup", "-o", file)
+	link, target := c.path("link"), c.path("target")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"restore", "--backup", file}, c.parts(link)...)
+	if said := c.fails(exitOther, "", args...); !strings.Contains(said, "link") {
+		t.Errorf("a link that leads nowhere: %s", said)
+	}
+	if err := os.Mkdir(target, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c.ok("", args...)
+	v := c.object("", append(args, "--force")...)
+	if aside, _ := v["moved_aside"].(string); !strings.HasPrefix(aside, target) {
+		t.Errorf("moved aside: %q", aside)
+	}
+	if to, err := os.Readlink(link); err != nil || to != target {
+		t.Errorf("the link leads to %q, %v", to, err)
+	}
+	if there, err := badger.Exists(target); err != nil || !there {
+		t.Errorf("a store where the link leads: %v, %v", there, err)
+	}
+}
+
+// overtaken is a file at whose end somebody else has been faster.
+type overtaken struct {
+	io.Reader
+	by func() error
+}
+
+func (o *overtaken) Read(p []byte) (int, error) {
+	n, err := o.Reader.Read(p)
+	if err == io.EOF {
+		if failed := o.by(); failed != nil {
+			err = failed
+		}
+	}
+	return n, err
+}
+
+// Of two restores into one place the second says that it came second.
+func TestRestoreOvertaken(t *testing.T) {
+	c := newCLI(t)
+	file := []byte(c.ok("", "backup"))
+	o := parts.Options{Data: c.keyd.Dir(), Store: c.path("store"), MinFree: badger.LeastMinFree}
+	o.SetDefaults()
+	log := slog.New(slog.DiscardHandler)
+	second := &overtaken{bytes.NewReader(file), func() error {
+		_, _, err := o.PutBack(t.Context(), bytes.NewReader(file), false, log)
+		return err
+	}}
+	if _, _, err := o.PutBack(t.Context(), second, false, log); err == nil || !strings.Contains(err.Error(), "meanwhile") {
+		t.Errorf("the second one: %v", err)
+	}
+	if there, err := badger.Exists(o.Store); err != nil || !there {
+		t.Errorf("the first one's store: %v, %v", there, err)
+	}
+	if left, _ := filepath.Glob(o.Store + ".*"); len(left) != 0 {
+		t.Errorf("they left %q", left)
 	}
 }
 

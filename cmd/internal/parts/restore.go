@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"lethe/keyd"
 	"lethe/keyd/backup"
 	"lethe/keyd/store/badger"
@@ -21,7 +23,8 @@ var ErrOccupied = errors.New("the directory is not empty")
 
 // PutBack makes the key store in o.Store of what a backup file holds. The
 // directory may be missing or empty; with force, one that holds something is
-// moved aside, to the name that is returned, and never deleted. The store is
+// moved aside, to the name that is returned, and never deleted. Where o.Store is
+// a link, that is what it leads to. The store is
 // there whole or not at all. Until it was replayed, it does not serve.
 func (o Options) PutBack(ctx context.Context, file io.Reader, force bool, log *slog.Logger) (h backup.Header, aside string, err error) {
 	in, err := backup.NewReader(file)
@@ -35,7 +38,7 @@ func (o Options) PutBack(ctx context.Context, file io.Reader, force bool, log *s
 	if err := errors.Join(o.apart(), o.checkMinFree()); err != nil {
 		return h, "", err
 	}
-	dir, err := filepath.Abs(o.Store)
+	dir, err := resolve(o.Store)
 	if err != nil {
 		return h, "", err
 	}
@@ -77,10 +80,30 @@ func (o Options) PutBack(ctx context.Context, file io.Reader, force bool, log *s
 			return h, "", err
 		}
 	}
-	if err := os.Rename(store, dir); err != nil {
-		return h, aside, err
+	// os.Rename would not replace an empty directory.
+	if err := unix.Rename(store, dir); errors.Is(err, fs.ErrExist) {
+		return h, aside, fmt.Errorf("%s: something else was put there meanwhile, by another restore perhaps; it stays, and nothing was restored", dir)
+	} else if err != nil {
+		return h, aside, fmt.Errorf("naming %s: %w", dir, err)
 	}
 	return h, aside, syncDir(filepath.Dir(dir))
+}
+
+// resolve returns the absolute path of a directory, which need not be there,
+// without links.
+func resolve(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	path, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(dir); err == nil {
+			return "", fmt.Errorf("%s is a link to what is not there", dir)
+		}
+		return dir, nil
+	}
+	return path, err
 }
 
 // isOccupied says whether dir holds anything.

@@ -57,6 +57,17 @@ func OpenFiles(dir string) (*Files, error) {
 // Close releases the directory.
 func (f *Files) Close() error { return f.dir.close() }
 
+// Check returns the damage for which Open would refuse the store, nil if there
+// is none.
+func (f *Files) Check() error {
+	all, err := f.dir.list()
+	if err != nil {
+		return err
+	}
+	_, err = f.dir.check(all)
+	return err
+}
+
 // Names returns the names of all regular files below the directory, in
 // ascending order.
 func (f *Files) Names() []string { return f.list }
