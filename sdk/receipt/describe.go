@@ -89,7 +89,14 @@ func (p *printer) entry(e VerifiedEntry) {
 	case ExistedUnknown:
 		p.given("keys", "none known; one may have been lost when the key store was restored; none can be made until a reinstatement")
 	case ExistedYes:
-		p.line("  keys", "%d destroyed", len(s.DeadKeys))
+		switch {
+		case s.Scope == ScopeTenant:
+			p.given("keys", "all of the tenant's destroyed")
+		case len(s.DeadKeys) == 0:
+			p.given("keys", "none was left to destroy: they had been destroyed before")
+		default:
+			p.line("  keys", "%d destroyed", len(s.DeadKeys))
+		}
 	}
 	for _, k := range s.DeadKeys {
 		p.line("  dead key", "%x of class number %d, generation %d", k.KeyID, k.ClassNumber, k.Generation)

@@ -99,13 +99,15 @@ type Statement struct {
 	// Handle is the subject's 16 bytes.
 	Handle []byte
 	Scope  Scope
-	// Classes, ascending by number once encoded.
+	// Classes, ascending by number once encoded. Those that were dead before a
+	// destruction are named with the others.
 	Classes []Class
 	// Generation that was destroyed, or that Reinstated began; from 1.
 	Generation uint32
 	// DeadKeys are the keys that this statement killed, in ascending order once encoded.
 	DeadKeys []DeadKey
-	// Existed is ExistedYes, ExistedNo or ExistedUnknown.
+	// Existed is ExistedYes, ExistedNo or ExistedUnknown: keys that died before
+	// this statement, in the life that it is about, count.
 	Existed string
 
 	// Reason is a code of 1 to 64 bytes of [a-z0-9._-].

@@ -271,10 +271,13 @@ type aim struct {
 	classes    map[uint32]string
 	generation uint32
 	tenant     *storev1.Tenant
+	// dead: all of it is destroyed, by several entries of which none is about
+	// all. What is left to do is to state it, which no hold forbids.
+	dead bool
 }
 
-// aimOf reads what a request is about. Where everything is destroyed already it
-// returns the plan that says so.
+// aimOf reads what a request is about. Where one entry destroyed all of it
+// already it returns the plan that says so.
 func aimOf(r Reader, q *request, now time.Time) (*aim, *plan, error) {
 	tenant, err := activeTenant(r, q.tenant)
 	if err != nil {
@@ -293,18 +296,22 @@ func aimOf(r Reader, q *request, now time.Time) (*aim, *plan, error) {
 		return nil, nil, err
 	}
 	a.subject.Generation = max(a.subject.Generation, 1)
-	p, err := alreadyDestroyed(&a.subject, a.classes, a.generation)
-	if p != nil || err != nil {
-		if p != nil {
-			p.write = func(tx Tx, index uint64) error { return q.remember(tx, index, now, true, 0) }
-		}
-		return nil, p, err
+	by, dead, err := alreadyDestroyed(&a.subject, a.classes, a.generation)
+	if err != nil {
+		return nil, nil, err
 	}
+	if by != nil {
+		return nil, &plan{index: *by, write: func(tx Tx, index uint64) error { return q.remember(tx, index, now, true, 0) }}, nil
+	}
+	a.dead = dead
 	return a, nil, nil
 }
 
 // heldBy refuses a destruction while a hold binds.
 func (k *Keys) heldBy(a *aim, now time.Time) error {
+	if a.dead {
+		return nil
+	}
 	now = k.holdTime(now)
 	if h := binding(a.tenant.Holds, now); h != nil {
 		return held(h)
@@ -316,8 +323,9 @@ func (k *Keys) heldBy(a *aim, now time.Time) error {
 }
 
 // targets returns the entries of the classes that are not destroyed yet,
-// making those that the subject has not used, and their public names, both in
-// ascending order of their numbers. For a whole person it names none.
+// making those that the subject has not used, and the public names of all that
+// are aimed at, both in ascending order of their numbers. For a whole person it
+// names none.
 func (a *aim) targets() (classes []*storev1.SubjectClass, named []receipt.Class) {
 	if len(a.classes) == 0 {
 		for _, sc := range a.subject.Classes {
@@ -334,12 +342,59 @@ func (a *aim) targets() (classes []*storev1.SubjectClass, named []receipt.Class)
 		}
 		if sc.State != storev1.LifeState_LIFE_STATE_DESTROYED {
 			classes = append(classes, sc)
-			named = append(named, receipt.Class{Name: name, Number: number})
 		}
+		named = append(named, receipt.Class{Name: name, Number: number})
 	}
 	slices.SortFunc(named, func(a, b receipt.Class) int { return int(a.Number) - int(b.Number) })
 	slices.SortFunc(classes, func(a, b *storev1.SubjectClass) int { return int(a.ClassNumber) - int(b.ClassNumber) })
 	return classes, named
+}
+
+// reached returns the entries of all classes that are aimed at, dead ones too.
+func (a *aim) reached() []*storev1.SubjectClass {
+	if len(a.classes) == 0 {
+		return a.subject.Classes
+	}
+	var reached []*storev1.SubjectClass
+	for _, sc := range a.subject.Classes {
+		if _, ok := a.classes[sc.ClassNumber]; ok {
+			reached = append(reached, sc)
+		}
+	}
+	return reached
+}
+
+// drained is by when nobody holds a key that died here before.
+func (a *aim) drained() time.Time {
+	var by int64
+	for _, sc := range a.reached() {
+		by = max(by, sc.DrainedMs)
+	}
+	return time.UnixMilli(by).UTC()
+}
+
+// existed says whether there is or was a key in the life that is aimed at.
+func (a *aim) existed(r Reader) (bool, error) {
+	life := a.generation
+	if len(a.classes) == 0 {
+		life = lifeOf(&a.subject)
+	}
+	for _, sc := range a.reached() {
+		if len(sc.KeyId) != 0 {
+			return true, nil
+		}
+		if len(sc.DeadKeyIds) == 0 {
+			continue
+		}
+		var owner storev1.KeyOwner
+		if err := getRow(r, ownerKey(sc.DeadKeyIds[len(sc.DeadKeyIds)-1]), &owner); err != nil {
+			return false, damaged("a dead key has no owner", err)
+		}
+		if owner.Generation >= life {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 func (a *aim) scope() receipt.Scope {
@@ -398,14 +453,18 @@ func (k *Keys) planKill(r Reader, q *request, a *aim, due []*storev1.Schedule, n
 		}
 		doomed = append(doomed, rows...)
 	}
-	s.Existed = receipt.ExistedNo
-	if es.restoredMs != 0 {
-		s.Existed = receipt.ExistedUnknown
-	}
-	if len(s.DeadKeys) != 0 {
+	existed, err := a.existed(r)
+	switch {
+	case err != nil:
+		return nil, err
+	case existed:
 		s.Existed = receipt.ExistedYes
+	case es.restoredMs != 0:
+		s.Existed = receipt.ExistedUnknown
+	default:
+		s.Existed = receipt.ExistedNo
 	}
-	s.DrainedBy = es.drained(now.Add(lease+k.cfg.SkewAllowance), k.cfg.SkewAllowance)
+	s.DrainedBy = latest(a.drained(), es.drained(now.Add(lease+k.cfg.SkewAllowance), k.cfg.SkewAllowance))
 	subject := &a.subject
 	ended := endedSchedules(subject, a.classes)
 	if len(due) == 0 && len(ended) != 0 {
@@ -422,7 +481,11 @@ func (k *Keys) planKill(r Reader, q *request, a *aim, due []*storev1.Schedule, n
 			if len(sc.KeyId) != 0 {
 				sc.DeadKeyIds = append(sc.DeadKeyIds, sc.KeyId)
 				sc.KeyId = nil
+				sc.DrainedMs = s.DrainedBy.UnixMilli()
 			}
+		}
+		for _, c := range named { // those that were dead are in this statement too
+			classOf(subject, c.Number).DestroyedAt = index + 1
 		}
 		if s.Scope == receipt.ScopePerson {
 			subject.State = storev1.LifeState_LIFE_STATE_DESTROYED
@@ -462,21 +525,15 @@ func (k *Keys) planKill(r Reader, q *request, a *aim, due []*storev1.Schedule, n
 	}}, nil
 }
 
-// alreadyDestroyed returns the plan for a request all of whose targets are
-// destroyed, nil if something is left to do, and an error if the request means
-// another generation than the one that lives.
-func alreadyDestroyed(s *storev1.Subject, named map[uint32]string, wanted uint32) (*plan, error) {
-	dead := s.State == storev1.LifeState_LIFE_STATE_DESTROYED
-	if len(named) == 0 {
-		if s.Generation != wanted {
-			return nil, otherGeneration(s.Generation)
-		}
-		if dead {
-			return &plan{index: s.DestroyedAt - 1}, nil
-		}
-		return nil, nil
+// alreadyDestroyed says whether all targets of a request are destroyed, and by
+// which entry if one is about all of them. It is an error if the request means
+// another generation than the one that lives, or lived last.
+func alreadyDestroyed(s *storev1.Subject, named map[uint32]string, wanted uint32) (by *uint64, dead bool, err error) {
+	fenced := s.State == storev1.LifeState_LIFE_STATE_DESTROYED
+	if len(named) == 0 && s.Generation != wanted {
+		return nil, false, otherGeneration(s.Generation, fenced)
 	}
-	var newest uint64
+	var entries []uint64 // plus one; zero: not destroyed
 	for number := range named {
 		generation, at := lifeOf(s), uint64(0)
 		if sc := classOf(s, number); sc != nil {
@@ -486,26 +543,37 @@ func alreadyDestroyed(s *storev1.Subject, named map[uint32]string, wanted uint32
 			}
 		}
 		if generation != wanted {
-			return nil, otherGeneration(generation)
+			return nil, false, otherGeneration(generation, fenced || at != 0)
 		}
-		if at == 0 && dead {
+		if at == 0 && fenced {
 			at = s.DestroyedAt // the fence covers a class that never had a key
 		}
-		if at == 0 {
-			return nil, nil
-		}
-		newest = max(newest, at)
+		entries = append(entries, at)
 	}
-	return &plan{index: newest - 1}, nil
+	slices.Sort(entries)
+	entries = slices.Compact(entries)
+	switch {
+	case len(entries) == 1 && entries[0] != 0:
+		at := entries[0] - 1
+		return &at, true, nil
+	case fenced: // which is about every class
+		at := s.DestroyedAt - 1
+		return &at, true, nil
+	}
+	return nil, len(entries) != 0 && entries[0] != 0, nil
 }
 
 // lifeOf is the generation of a class that the subject has not used yet.
 func lifeOf(s *storev1.Subject) uint32 { return max(s.Life, 1) }
 
-func otherGeneration(living uint32) error {
-	return fail(keydv1.Outcome_OUTCOME_CONFLICT,
-		"the subject lives in generation %d, which the request does not name", living).
-		with("generation", itoa(uint64(living)))
+// otherGeneration is about a request that names another generation than the
+// newest.
+func otherGeneration(newest uint32, destroyed bool) error {
+	what := "the subject lives in generation %d, which the request does not name"
+	if destroyed {
+		what = "the newest generation is %d, which is destroyed, and which the request does not name"
+	}
+	return fail(keydv1.Outcome_OUTCOME_CONFLICT, what, newest).with("generation", itoa(uint64(newest)))
 }
 
 func held(h *storev1.Hold) error {
@@ -606,7 +674,7 @@ func planReinstate(r Reader, q *request, now time.Time) (*plan, uint32, error) {
 			return nil, 0, fail(keydv1.Outcome_OUTCOME_CONFLICT, "the subject is not destroyed")
 		}
 		if subject.Generation != wanted {
-			return nil, 0, otherGeneration(subject.Generation)
+			return nil, 0, otherGeneration(subject.Generation, true)
 		}
 		s.Scope = receipt.ScopePerson
 		classes = subject.Classes
@@ -625,7 +693,7 @@ func planReinstate(r Reader, q *request, now time.Time) (*plan, uint32, error) {
 				return nil, 0, fail(keydv1.Outcome_OUTCOME_CONFLICT, "the class is not destroyed").with("field", "classes")
 			}
 			if sc.Generation != wanted {
-				return nil, 0, otherGeneration(sc.Generation)
+				return nil, 0, otherGeneration(sc.Generation, true)
 			}
 			if scheduledFor(&subject, c.Number) {
 				return nil, 0, errPending // it would reach the new life, too

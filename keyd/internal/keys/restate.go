@@ -255,6 +255,8 @@ func sameEffect(made *plan, s *receipt.Statement) error {
 	if len(made.statements) != 1 {
 		return fmt.Errorf("%w: nothing was left to do", ErrReplay)
 	}
+	// The rows remember it as it was stated.
+	made.statements[0].DrainedBy = s.DrainedBy
 	again := *made.statements[0]
 	again.DrainedBy, again.FinalBy, again.FinalBasis = s.DrainedBy, s.FinalBy, s.FinalBasis
 	again.Epoch, again.Anchor = s.Epoch, s.Anchor

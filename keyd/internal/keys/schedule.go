@@ -56,6 +56,9 @@ func (k *Keys) planSchedule(r Reader, q *request, due, now time.Time, waits bool
 	if p != nil || err != nil {
 		return p, err
 	}
+	if a.dead { // nothing is left to wait for
+		return k.planKill(r, q, a, nil, now, func(tx Tx, index uint64) error { return q.remember(tx, index, now, false, 0) })
+	}
 	if !waits {
 		if err := k.heldBy(a, now); err != nil {
 			return nil, err
@@ -76,7 +79,7 @@ func (k *Keys) planSchedule(r Reader, q *request, due, now time.Time, waits bool
 	}
 	s := q.statement(receipt.Scheduled, now)
 	s.Epoch, s.Generation, s.Scope, s.Classes, s.Due = epoch.Number, a.generation, a.scope(), named, due
-	s.DrainedBy = es.drained(now.Add(lease+k.cfg.SkewAllowance), k.cfg.SkewAllowance)
+	s.DrainedBy = latest(a.drained(), es.drained(now.Add(lease+k.cfg.SkewAllowance), k.cfg.SkewAllowance))
 	s.Anchor, _ = k.anchor.Domain()
 	return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
 		e := &storev1.Schedule{

@@ -1713,8 +1713,11 @@ type SubjectClass struct {
 	// The live key's id; empty when there is none.
 	KeyId      []byte   `protobuf:"bytes,4,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
 	DeadKeyIds [][]byte `protobuf:"bytes,5,rep,name=dead_key_ids,json=deadKeyIds,proto3" json:"dead_key_ids,omitempty"`
-	// Ledger index of the last destruction, plus one.
-	DestroyedAt   uint64 `protobuf:"varint,6,opt,name=destroyed_at,json=destroyedAt,proto3" json:"destroyed_at,omitempty"`
+	// Ledger index of the last destruction that was about it, plus one.
+	DestroyedAt uint64 `protobuf:"varint,6,opt,name=destroyed_at,json=destroyedAt,proto3" json:"destroyed_at,omitempty"`
+	// Unix milliseconds: nobody holds a key that died here after this, as was
+	// stated when the newest of them died.
+	DrainedMs     int64 `protobuf:"varint,7,opt,name=drained_ms,json=drainedMs,proto3" json:"drained_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1787,6 +1790,13 @@ func (x *SubjectClass) GetDeadKeyIds() [][]byte {
 func (x *SubjectClass) GetDestroyedAt() uint64 {
 	if x != nil {
 		return x.DestroyedAt
+	}
+	return 0
+}
+
+func (x *SubjectClass) GetDrainedMs() int64 {
+	if x != nil {
+		return x.DrainedMs
 	}
 	return 0
 }
@@ -2372,7 +2382,7 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\fclass_number\x18\x01 \x01(\rR\vclassNumber\x12\x17\n" +
 	"\astart_s\x18\x02 \x01(\x03R\x06startS\"\x1f\n" +
 	"\x05Sweep\x12\x16\n" +
-	"\x06cursor\x18\x01 \x01(\fR\x06cursor\"\xdd\x01\n" +
+	"\x06cursor\x18\x01 \x01(\fR\x06cursor\"\xfc\x01\n" +
 	"\fSubjectClass\x12!\n" +
 	"\fclass_number\x18\x01 \x01(\rR\vclassNumber\x12.\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x18.keyd.store.v1.LifeStateR\x05state\x12\x1e\n" +
@@ -2382,7 +2392,9 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x06key_id\x18\x04 \x01(\fR\x05keyId\x12 \n" +
 	"\fdead_key_ids\x18\x05 \x03(\fR\n" +
 	"deadKeyIds\x12!\n" +
-	"\fdestroyed_at\x18\x06 \x01(\x04R\vdestroyedAt\"\x85\x01\n" +
+	"\fdestroyed_at\x18\x06 \x01(\x04R\vdestroyedAt\x12\x1d\n" +
+	"\n" +
+	"drained_ms\x18\a \x01(\x03R\tdrainedMs\"\x85\x01\n" +
 	"\x04Hold\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1b\n" +
