@@ -230,6 +230,9 @@ func (v *Verified) isAboutEarlier(i int) bool {
 		return v.endsEpoch(i)
 	}
 	for _, e := range v.Entries[:i] {
+		if overtakes(s, e.Statement) {
+			return true
+		}
 		if s.Of == nil || e.Index != *s.Of || e.Statement.Tenant != s.Tenant {
 			continue
 		}
@@ -243,6 +246,15 @@ func (v *Verified) isAboutEarlier(i int) bool {
 		}
 	}
 	return false
+}
+
+// overtakes reports whether a destruction reaches all that another statement
+// scheduled: of the whole person, or of the tenant.
+func overtakes(s, scheduled *Statement) bool {
+	if s.Kind != Destroyed || scheduled.Kind != Scheduled || s.Tenant != scheduled.Tenant {
+		return false
+	}
+	return s.Scope == ScopeTenant || s.Scope == ScopePerson && bytes.Equal(s.Handle, scheduled.Handle) && s.Generation >= scheduled.Generation
 }
 
 // endsEpoch reports whether entry i, which is about an epoch, is about that of

@@ -53,6 +53,17 @@ func story(t testing.TB) *testLedger {
 	l.add(receipt.Statement{Kind: receipt.Reinstated, Time: at(900_400), Tenant: "acme", Handle: testHandle, Scope: receipt.ScopePerson, Generation: 3, Of: index(12)}) // 38
 	l.add(ofEpoch(receipt.EpochCancelled, 4, at(900_500)))                                                                                                              // 39
 	l.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(900_600), Epoch: 4})                                                                                      // 40
+	whole := receipt.Statement{
+		Kind: receipt.Destroyed, Time: at(900_700), Tenant: "acme", Scope: receipt.ScopeTenant, Existed: receipt.ExistedYes, Reason: "offboarding",
+		DrainedBy: at(900_765), Epoch: 5, Anchor: "file",
+	}
+	l.add(whole) // 41
+	whole.Tenant = "other"
+	l.add(whole) // 42
+	d.Time, d.DrainedBy, d.FinalBy, d.FinalBasis, d.Generation = whole.Time, whole.DrainedBy, time.Time{}, "", 3
+	l.add(d) // 43
+	d.Generation = 2
+	l.add(d) // 44
 	l.fill(64)
 	return l
 }
@@ -87,6 +98,8 @@ func receipts(t testing.TB, l *testLedger) map[string][]byte {
 		"no key existed, no final date":   encode(t, l.entry(34, 35)),
 		"scheduled":                       encode(t, l.entry(14, 16)),
 		"scheduled, cancelled":            encode(t, l.entry(14, 16), l.entry(21, 22)),
+		"scheduled, its tenant destroyed": encode(t, l.entry(14, 16), l.entry(41, 42)),
+		"scheduled, its person destroyed": encode(t, l.entry(14, 16), l.entry(43, 44)),
 		"reinstated":                      encode(t, l.entry(38, 39)),
 		"the next key":                    encode(t, l.entry(35, 64)),
 		"the first entry of a ledger":     encode(t, first.entry(0, 1)),
@@ -203,7 +216,8 @@ func verifyVectors(t *testing.T) []vector {
 	for _, name := range []string{
 		"destroyed", "destroyed, in a larger tree", "destroyed, sanitised", "destroyed, sanitised, final",
 		"destroyed, sanitised, retiring", "destroyed, sanitised, kept", "kept, and retiring again", "kept, and final in the end",
-		"no key existed, no final date", "scheduled", "scheduled, cancelled", "reinstated", "the next key",
+		"no key existed, no final date", "scheduled", "scheduled, cancelled", "scheduled, its tenant destroyed", "scheduled, its person destroyed",
+		"reinstated", "the next key",
 		"the first entry of a ledger", "two entries in one and one tree",
 	} {
 		add("verified", name, all[name])
@@ -313,6 +327,9 @@ func verifyVectors(t *testing.T) []vector {
 	add("mismatch", "final before the destruction", encode(t, l.entry(33, 34), l.entry(12, 13)))
 	add("mismatch", "an entry twice", encode(t, l.entry(12, 13), l.entry(12, 13)))
 	add("mismatch", "two destructions", encode(t, l.entry(12, 13), l.entry(34, 35)))
+	add("mismatch", "scheduled, and a destruction of somebody else", encode(t, l.entry(14, 16), l.entry(34, 35)))
+	add("mismatch", "scheduled, and another tenant destroyed", encode(t, l.entry(14, 16), l.entry(42, 43)))
+	add("mismatch", "scheduled, and an earlier life destroyed", encode(t, l.entry(14, 16), l.entry(44, 45)))
 	early := newTestLedger(t)
 	early.fill(3)
 	early.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(1), Epoch: 4})
@@ -568,17 +585,18 @@ func TestStages(t *testing.T) {
 	again := d
 	again.RootDue = at(820_010)
 	for name, want := range map[string]receipt.Stages{
-		"destroyed":                      d,
-		"destroyed, sanitised":           sanitised,
-		"destroyed, sanitised, final":    final,
-		"destroyed, sanitised, retiring": retiring,
-		"destroyed, sanitised, kept":     kept,
-		"kept, and retiring again":       again,
-		"kept, and final in the end":     final,
-		"no key existed, no final date":  {Denied: at(900_010), Destroyed: at(900_010), DrainedBy: at(900_020)},
-		"scheduled":                      {Denied: at(10), Due: at(3600), DrainedBy: at(75)},
-		"scheduled, cancelled":           {Due: at(3600), DrainedBy: at(75), Cancelled: at(800)},
-		"the next key":                   {},
+		"destroyed":                       d,
+		"destroyed, sanitised":            sanitised,
+		"destroyed, sanitised, final":     final,
+		"destroyed, sanitised, retiring":  retiring,
+		"destroyed, sanitised, kept":      kept,
+		"kept, and retiring again":        again,
+		"kept, and final in the end":      final,
+		"no key existed, no final date":   {Denied: at(900_010), Destroyed: at(900_010), DrainedBy: at(900_020)},
+		"scheduled":                       {Denied: at(10), Due: at(3600), DrainedBy: at(75)},
+		"scheduled, cancelled":            {Due: at(3600), DrainedBy: at(75), Cancelled: at(800)},
+		"scheduled, its tenant destroyed": {Denied: at(10), Due: at(3600), Destroyed: at(900_700), DrainedBy: at(900_765)},
+		"the next key":                    {},
 	} {
 		v, err := receipt.Verify(all[name], l.pinned())
 		if err != nil {

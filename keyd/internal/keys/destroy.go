@@ -76,16 +76,47 @@ func (q *request) prepare(ctx context.Context, k *Keys) (err error) {
 	}
 	q.ifGeneration = max(q.ifGeneration, 1) // zero means the first
 	q.classes = slices.Compact(slices.Sorted(slices.Values(q.classes)))
-	if q.subject == nil {
-		q.keys = &tenantKeys{name: q.tenant, id: tenantID(q.tenant)}
-	} else if q.keys, err = k.ring.get(ctx, q.tenant); err != nil {
-		return err
-	} else {
-		q.handle = q.keys.handle(q.subject)
-	}
 	q.mac = requestMAC(k.requestKey, q.tenant, q.id)
+	q.keys = &tenantKeys{name: q.tenant, id: tenantID(q.tenant)}
+	if q.subject != nil {
+		switch keys, err := k.ring.get(ctx, q.tenant); {
+		case err == nil:
+			q.keys, q.handle = keys, keys.handle(q.subject)
+		case !is(err, keydv1.Outcome_OUTCOME_ERASED):
+			return err
+		default:
+			if q.handle, err = k.handleThen(ctx, q.mac, err); err != nil {
+				return err
+			}
+		}
+	}
 	q.digest = q.sum()
 	return nil
+}
+
+// handleThen returns the handle of whom a request was about that was answered
+// before its tenant was erased, with whose keys all handles went; if it was not,
+// the error is tenantErased.
+func (k *Keys) handleThen(ctx context.Context, mac []byte, tenantErased error) (handle id16, err error) {
+	err = k.store.View(ctx, func(r Reader) error {
+		row, err := readRequest(r, mac)
+		if err != nil {
+			return err
+		}
+		if row == nil {
+			return tenantErased
+		}
+		s, err := statementAt(r, row.LedgerIndex)
+		if err != nil {
+			return err
+		}
+		if s.Handle == nil {
+			return tenantErased
+		}
+		handle = id16(s.Handle)
+		return nil
+	})
+	return handle, err
 }
 
 // sum is the digest of the request's own fields. A generation of zero means
@@ -236,6 +267,12 @@ func (k *Keys) planNowOrLater(r Reader, q *request, due, now time.Time, waits bo
 // done before, or one of them, live after the one that it named; zero if none
 // does.
 func livingAgain(r Reader, q *request) (uint32, error) {
+	if _, err := activeTenant(r, q.tenant); err != nil {
+		if is(err, keydv1.Outcome_OUTCOME_ERASED) {
+			return 0, nil
+		}
+		return 0, err
+	}
 	var subject storev1.Subject
 	err := getRow(r, subjectKey(q.keys.id, q.handle), &subject)
 	switch {
@@ -501,10 +538,15 @@ func (k *Keys) planKill(r Reader, q *request, a *aim, due []*storev1.Schedule, n
 			return err
 		}
 		for _, e := range ended {
-			if s.Of == nil || e.LedgerIndex != *s.Of {
-				if err := settleRequest(tx, e.Request, index); err != nil {
+			if s.Of != nil && e.LedgerIndex == *s.Of {
+				continue
+			}
+			if s.Scope == receipt.ScopePerson { // it is about all of them
+				if err := putLater(tx, e.LedgerIndex, index); err != nil {
 					return err
 				}
+			} else if err := settleRequest(tx, e.Request, index); err != nil {
+				return err
 			}
 		}
 		if s.Of != nil {

@@ -63,7 +63,7 @@ func (k *Keys) furthest(ctx context.Context, o *op) (*Recorded, error) {
 		var later []uint64
 		switch s.Kind {
 		case receipt.Scheduled:
-			next, ok, err := readLater(r, o.index)
+			next, ok, err := ledTo(r, o.index, s.Tenant)
 			if err != nil {
 				return err
 			}

@@ -200,6 +200,19 @@ func readLater(r Reader, earlier uint64) (later uint64, ok bool, err error) {
 	return binary.BigEndian.Uint64(b), true, nil
 }
 
+// ledTo returns the entry that one which scheduled a destruction led to: that
+// which ended it, or the destruction of its tenant.
+func ledTo(r Reader, scheduled uint64, tenant string) (later uint64, ok bool, err error) {
+	if later, ok, err = readLater(r, scheduled); ok || err != nil {
+		return later, ok, err
+	}
+	var t storev1.Tenant
+	if err := getRow(r, tenantKey(tenantID(tenant)), &t); err != nil || t.State != storev1.TenantState_TENANT_STATE_FENCED {
+		return 0, false, err
+	}
+	return t.DestroyedAt - 1, true, nil
+}
+
 // settleRequest makes the repeat of a scheduling request return the entry by
 // which its subject was destroyed before it was due.
 func settleRequest(tx Tx, mac []byte, index uint64) error {
@@ -222,7 +235,7 @@ func repeatDestroy(r Reader, row *storev1.Request) (*plan, error) {
 	if err != nil || s.Kind != receipt.Scheduled {
 		return p, err
 	}
-	later, ok, err := readLater(r, row.LedgerIndex)
+	later, ok, err := ledTo(r, row.LedgerIndex, s.Tenant)
 	if err != nil || !ok {
 		return p, err
 	}

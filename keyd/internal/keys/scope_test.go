@@ -207,3 +207,72 @@ func TestLateRequestForSeveralClasses(t *testing.T) {
 		r.want("open", r.opens("ann", "memory", memory), ok)
 	}
 }
+
+// What was scheduled when its tenant or its person was destroyed is told with
+// that; and what a tenant's requests were answered with, they are answered with
+// when the tenant is erased.
+func TestScheduledIsOvertaken(t *testing.T) {
+	r := newRig(t)
+	if _, err := r.CreateTenant(t.Context(), "other", nil); err != nil {
+		t.Fatal(err)
+	}
+	r.seal("ann", "memory")
+	scheduled := func(subject, id string) *keydv1.DestroyKeyRequest {
+		req := destroyRequest(subject, id)
+		req.NotBefore = timestamppb.New(r.clock.Now().Add(time.Hour).Truncate(time.Hour))
+		return req
+	}
+	later, of := scheduled("ann", "a1"), scheduled("bob", "b1")
+	for _, req := range []*keydv1.DestroyKeyRequest{later, of, scheduled("bob", "b2")} {
+		if _, err := r.DestroyKey(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bob := r.destroy("bob", "b3")
+	for _, id := range []string{"b1", "b2"} {
+		if rec, v := r.getReceipt(id); len(v.Entries) != 2 || v.Stages().Destroyed.IsZero() || rec.Index != bob.Index {
+			t.Errorf("%s: %d entries, destroyed %v", id, len(v.Entries), v.Stages().Destroyed)
+		}
+	}
+	r.seal("eve", "memory")
+	eve := r.destroy("eve", "e1", "memory")
+	r.place("zoe", "h", "z1")
+	r.unplace("zoe", "h", "z2")
+	erased, err := r.DestroyTenant(t.Context(), &keydv1.DestroyTenantRequest{Tenant: "acme", RequestId: "t", Reason: "offboarding"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		for what, get := range map[string]func() (*keys.Recorded, error){
+			"repeated": func() (*keys.Recorded, error) { return r.DestroyKey(context.Background(), later) },
+			"asked for": func() (*keys.Recorded, error) {
+				rec, _ := r.getReceipt("a1")
+				return rec, nil
+			},
+		} {
+			rec, err := get()
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			s := r.verify(rec).Stages()
+			if rec.Index != erased.Index || s.Destroyed.IsZero() || !s.DrainedBy.Equal(erased.DrainedBy) || !rec.DrainedBy.Equal(erased.DrainedBy) || !rec.Due.IsZero() {
+				t.Errorf("%s: entry %d, due %v, %+v", what, rec.Index, rec.Due, s)
+			}
+		}
+		if again := r.destroy("eve", "e1", "memory"); !bytes.Equal(again.Receipt, eve.Receipt) || again.Living != 0 {
+			t.Errorf("an answered request: living %d", again.Living)
+		}
+		r.place("zoe", "h", "z1")
+		_, err = r.DestroyKey(t.Context(), destroyRequest("eve", "e1", "trace"))
+		r.want("the same id for other classes", err, isConflict)
+		_, err = r.DestroyKey(t.Context(), destroyRequest("eve", "e2"))
+		r.want("a new request", err, isErased)
+		req := destroyRequest("eve", "e1", "memory")
+		req.Tenant = "other"
+		if rec, err := r.DestroyKey(t.Context(), req); err != nil || r.verify(rec).Entries[0].Statement.Tenant != "other" {
+			t.Errorf("the same id in another tenant: %v", err)
+		}
+		r.reopen()
+		r.duty()
+	}
+}

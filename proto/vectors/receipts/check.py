@@ -280,6 +280,15 @@ ABOUT = {
 OF_EPOCH = {"sanitised", "epoch-retiring", "epoch-cancelled", "epoch-closed"}
 
 
+def overtakes(s, scheduled):
+    """A destruction of the person or the tenant reaches all that was scheduled."""
+    if s["kind"] != "destroyed" or scheduled["kind"] != "scheduled" or s["tenant"] != scheduled["tenant"]:
+        return False
+    if s["scope"] == "tenant":
+        return True
+    return s["scope"] == "person" and s["handle"] == scheduled.get("handle") and int(s["generation"]) >= int(scheduled.get("generation", "0"))
+
+
 def ends_epoch(s, before):
     """A later stage is that of the epoch of what it ends, and comes once."""
     said = {f["kind"] for f in before if f.get("epoch") == s["epoch"]}
@@ -319,7 +328,8 @@ def verify(text, keys):
             continue
         need(
             any(
-                s.get("of") == str(f[1])
+                overtakes(s, f[0])
+                or s.get("of") == str(f[1])
                 and s.get("tenant") == f[0].get("tenant")
                 and s.get("handle", f[0].get("handle")) == f[0].get("handle")
                 and f[0]["kind"] in ABOUT.get(s["kind"], ())
