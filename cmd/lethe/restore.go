@@ -33,7 +33,8 @@ func (a *app) restoreCommand() *cobra.Command {
 
 With --backup it makes the key store of a backup file, in a new or an empty
 directory. With --force a directory that holds something is moved aside first; it
-is never deleted. keyd refuses to serve such a store until it was replayed, as it
+is never deleted. Where --replay then finds the root over the backup's keys
+destroyed, or being retired, it is put in its place again. keyd refuses to serve such a store until it was replayed, as it
 refuses any store that is behind its anchor, and says what is missing.
 
 With --replay it does again what the store lacks and the anchor's mirror has:
@@ -132,10 +133,26 @@ func (a *app) restore(ctx context.Context, f *restoreFlags) error {
 	}
 	if f.replay {
 		if err := a.replay(ctx, f, v, log); err != nil {
-			return err
+			return f.undo(err, v.MovedAside)
 		}
 	}
 	return a.print(v, v.write)
+}
+
+// undo puts the store that was moved aside in its place again, where replay
+// failed before it changed anything; otherwise it says where that store is.
+func (f *restoreFlags) undo(err error, aside string) error {
+	if aside == "" {
+		return err
+	}
+	if errors.Is(err, keyd.ErrRootDestroyed) || errors.Is(err, keyd.ErrRootRetiring) {
+		back := f.TakeBack(aside)
+		if back == nil {
+			return fmt.Errorf("%w (what was there is in its place again, and nothing was changed)", err)
+		}
+		err = fmt.Errorf("%w; the store that was there could not be put in its place again: %w", err, back)
+	}
+	return fmt.Errorf("%w (what was there is now %s)", err, aside)
 }
 
 func (a *app) putBack(ctx context.Context, f *restoreFlags, v *restoreResult, log *slog.Logger) error {

@@ -8,9 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"lethe/cmd/internal/parts"
 	"lethe/keyd/store/badger"
+	"lethe/sdk/sdktest"
 )
 
 // flags are the parts of the CLI's keyd, as restore's flags name them; the
@@ -199,5 +201,40 @@ func TestRestore(t *testing.T) {
 	}
 	if said := c.fails(exitOther, "", append(args, "--force")...); !strings.Contains(said, "locked") {
 		t.Errorf("restoring over a store in use: %s", said)
+	}
+}
+
+// A backup that nothing opens any more does not take the place of a store that
+// serves; what else goes wrong says where that store is.
+func TestRestoreUnusableBackup(t *testing.T) {
+	c := newCLI(t, sdktest.WithEpochs(100*time.Millisecond, 100*time.Millisecond))
+	c.seal("content")
+	file := c.path("keys.backup")
+	c.ok("", "backup", "-o", file)
+	c.ok("", "epoch", "turn", "--wait", "closed")
+	blob := c.seal("newer")
+	c.keyd.Stop()
+
+	store := filepath.Join(c.keyd.Dir(), "store")
+	args := append([]string{"restore", "--backup", file, "--force", "--replay"}, c.parts(store)...)
+	if said := c.fails(exitOther, "", args...); !strings.Contains(said, "is destroyed") || !strings.Contains(said, "in its place again") {
+		t.Errorf("the root is destroyed: %s", said)
+	}
+	if names, _ := filepath.Glob(store + "*"); len(names) != 1 {
+		t.Errorf("it left %q", names)
+	}
+	if err := c.keyd.TryRestart(); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.open(blob); got != "newer" {
+		t.Errorf("it opens as %q", got)
+	}
+	c.keyd.Stop()
+
+	said := c.fails(exitOther, "", append(args, "--anchor", c.path("no-anchor"))...)
+	_, rest, _ := strings.Cut(said, "what was there is now ")
+	aside, _, _ := strings.Cut(rest, ")")
+	if names, err := os.ReadDir(aside); err != nil || len(names) == 0 {
+		t.Errorf("without its anchor: %s: %v", said, err)
 	}
 }

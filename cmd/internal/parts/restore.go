@@ -106,6 +106,32 @@ func resolve(dir string) (string, error) {
 	return path, err
 }
 
+// TakeBack undoes a PutBack that moved a store aside: that store is in its
+// place again, and what had been put there is gone.
+func (o Options) TakeBack(aside string) error {
+	dir, err := resolve(o.Store)
+	if err != nil {
+		return err
+	}
+	temp, err := os.MkdirTemp(filepath.Dir(dir), filepath.Base(dir)+".outgoing-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp)
+	unlock, err := badger.Lock(dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := os.Rename(dir, filepath.Join(temp, "store")); err != nil {
+		return err
+	}
+	if err := os.Rename(aside, dir); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(dir))
+}
+
 // isOccupied says whether dir holds anything.
 func isOccupied(dir string) (bool, error) {
 	names, err := os.ReadDir(dir)
