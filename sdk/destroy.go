@@ -305,10 +305,16 @@ func persist[T any](ctx context.Context, c *Client, call func(context.Context) (
 	open, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()
+	// What keyd itself told last tells more than that the wait is over, or that
+	// the attempt under way was cut off by it.
+	last := new(Error)
 	for delay := requestBackoff; ; delay = min(2*delay, requestBackoffMax) {
 		attempt, cancel := context.WithTimeout(open, requestTimeout)
 		resp, err := call(attempt)
 		cancel()
+		if e := (*Error)(nil); errors.As(err, &e) && (e.told || !last.told && (last.Message == "" || open.Err() == nil)) {
+			last = e
+		}
 		switch {
 		case err == nil:
 			return resp, nil
@@ -321,11 +327,9 @@ func persist[T any](ctx context.Context, c *Client, call func(context.Context) (
 		case c.ctx.Err() != nil:
 			return none, ErrClosed
 		}
-		// What keyd said last tells more than that the wait is over.
-		last := &Error{Outcome: keydv1.Outcome_OUTCOME_UNAVAILABLE, cause: ctx.Err()}
-		if e := (*Error)(nil); errors.As(err, &e) {
-			last.Message, last.Metadata = e.Message, e.Metadata
+		return none, &Error{
+			Outcome: keydv1.Outcome_OUTCOME_UNAVAILABLE,
+			Message: last.Message, Metadata: last.Metadata, cause: ctx.Err(),
 		}
-		return none, last
 	}
 }

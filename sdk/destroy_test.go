@@ -163,6 +163,26 @@ func TestDestroyKeyGivesUpWithItsContext(t *testing.T) {
 	}
 }
 
+// What keyd itself told is kept, and not how the last attempt was cut off.
+func TestDestroyKeyKeepsWhatKeydTold(t *testing.T) {
+	c, f, clock := start(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	f.with(func() {
+		f.failing = []error{
+			outcomeError(keydv1.Outcome_OUTCOME_UNAVAILABLE, codes.Unavailable),
+			status.Error(codes.Unavailable, "stream terminated"),
+		}
+		f.onDestroy = func() { cancel(); <-t.Context().Done() } // the third is not answered
+	})
+	done := make(chan error, 1)
+	go func() { _, err := c.DestroyKey(ctx, destroyAlice()); done <- err }()
+	passUntil(t, clock, 100*time.Millisecond, "it gives up", func() bool { return len(done) == 1 })
+	var e *sdk.Error
+	if err := <-done; !errors.As(err, &e) || !errors.Is(err, sdk.ErrUnavailable) || !errors.Is(err, context.Canceled) || e.Message != "as scripted" {
+		t.Errorf("got %v", err)
+	}
+}
+
 // A key that was on its way when the destruction was asked for is not kept.
 func TestDestroyKeyOvertakesFetch(t *testing.T) {
 	c, f, _ := start(t, sdk.WithRevocations(false))

@@ -57,6 +57,7 @@ type Error struct {
 	Metadata map[string]string
 
 	cause error
+	told  bool // by keyd itself, not by gRPC in its place
 }
 
 func (e *Error) Error() string {
@@ -76,7 +77,7 @@ func (e *Error) Is(target error) bool {
 }
 
 // Unwrap returns the error below: that of the context which ended the wait,
-// that of package ident, or gRPC's own.
+// that of package ident or envelope, or gRPC's own.
 func (e *Error) Unwrap() error { return e.cause }
 
 // OutcomeOf tells err's outcome, whether it comes from this package, from
@@ -190,6 +191,7 @@ func decode(st *status.Status) *Error {
 		}
 	}
 	if found == 1 && e.Outcome != keydv1.Outcome_OUTCOME_UNSPECIFIED {
+		e.told = true
 		return e
 	}
 	e.Outcome, e.Metadata = keydv1.Outcome_OUTCOME_UNSPECIFIED, nil
@@ -231,6 +233,20 @@ func invalid(field, message string) error {
 		Message:  message,
 		Metadata: map[string]string{"field": field},
 	}
+}
+
+// wrongForm is the error of a blob that is not of the form wanted.
+func wrongForm(want envelope.Form) error {
+	e := &Error{
+		Outcome:  keydv1.Outcome_OUTCOME_INVALID_ARGUMENT,
+		Message:  "the blob is a stream; use OpenReader",
+		Metadata: map[string]string{"field": "blob"},
+		cause:    envelope.ErrWrongForm,
+	}
+	if want == envelope.Stream {
+		e.Message = "the blob is no stream; use Open"
+	}
+	return e
 }
 
 // fromIdent turns an error of package ident into an *Error.

@@ -220,7 +220,7 @@ func (g *Group) sealKey(s *set) leaseKey {
 // openKey returns what to ask keyd for to open a blob of this header for g.
 func (g *Group) openKey(s *set, h *envelope.Header, form envelope.Form) (leaseKey, error) {
 	if h.Form != form {
-		return leaseKey{}, envelope.ErrWrongForm
+		return leaseKey{}, wrongForm(form)
 	}
 	wrong := func(message, field string) error {
 		return &Error{

@@ -106,7 +106,7 @@ func (c *Client) appendOpened(ctx context.Context, dst []byte, t Target, blob []
 // openKey returns what to ask keyd for to open a blob of this header for t.
 func openKey(t *Target, h *envelope.Header, form envelope.Form) (leaseKey, error) {
 	if h.Form != form {
-		return leaseKey{}, envelope.ErrWrongForm
+		return leaseKey{}, wrongForm(form)
 	}
 	if h.Policy != envelope.Single {
 		return leaseKey{}, invalid("blob", "the blob is sealed for several subjects; open it for a Group")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/iotest"
@@ -135,8 +136,11 @@ func TestStreamsAreNotOneShotBlobs(t *testing.T) {
 	_, err := c.Open(t.Context(), alice, stream)
 	_, err2 := c.OpenReader(t.Context(), alice, bytes.NewReader(blob))
 	_, err3 := c.OpenReaderAt(t.Context(), alice, bytes.NewReader(blob), int64(len(blob)))
-	for _, err := range []error{err, err2, err3} {
-		if !errors.Is(err, envelope.ErrWrongForm) || sdk.OutcomeOf(err) != keydv1.Outcome_OUTCOME_INVALID_ARGUMENT {
+	_, _, err4 := c.OpenGroup(t.Context(), sdk.Group{Tenant: "acme", Subjects: []string{"alice"}, Class: "trace"}, stream)
+	for i, err := range []error{err, err2, err3, err4} {
+		use := []string{"use OpenReader", "use Open", "use Open", "use OpenReader"}[i]
+		if !errors.Is(err, envelope.ErrWrongForm) || !errors.Is(err, sdk.ErrInvalidArgument) || !strings.HasSuffix(err.Error(), use) ||
+			sdk.OutcomeOf(err) != keydv1.Outcome_OUTCOME_INVALID_ARGUMENT {
 			t.Errorf("got %v", err)
 		}
 	}
