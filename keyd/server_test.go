@@ -55,6 +55,10 @@ func TestStandardHealthService(t *testing.T) {
 	if err != nil || res.Status != healthpb.HealthCheckResponse_SERVING {
 		t.Errorf("%v, %v", res, err)
 	}
+	_, err = healthpb.NewHealthClient(k.Conn()).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "nobody.v1.Knows"})
+	if status.Code(err) != codes.NotFound {
+		t.Errorf("of a service that there is not: %v", err)
+	}
 }
 
 // Every call leaves one audit line, which names no subject, and nothing that

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"lethe/keyd/internal/keys"
 	"lethe/keyd/internal/policy"
@@ -79,8 +81,15 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	if err != nil {
 		return nil, err
 	}
-	return handler(ctx, req)
+	res, err = handler(ctx, req)
+	if strings.HasPrefix(info.FullMethod, healthMethods) && status.Code(err) == codes.NotFound {
+		// As the health protocol has it for a service that there is not.
+		err = &keys.Error{Outcome: keydv1.Outcome_OUTCOME_UNKNOWN, Message: "no such service"}
+	}
+	return res, err
 }
+
+const healthMethods = "/grpc.health.v1.Health/"
 
 // batchOutcome returns the outcome of all queries of an answered batch or, where
 // they ended differently, how many ended how.
