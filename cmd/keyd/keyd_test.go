@@ -332,3 +332,24 @@ func TestPartsOnOneFileSystem(t *testing.T) {
 		t.Errorf("it says %s", said)
 	}
 }
+
+// A keyd that is stopped while it waits for the one before it ends well.
+func TestStoppedWhileWaiting(t *testing.T) {
+	where, env, _ := bucket(t)
+	data := dataDir(t)
+	first, _ := start(t, data, env, "--anchor", where)
+	first.cmd.Process.Kill() // so that it says nothing of its end
+	<-first.done
+	d := launch(t, data, env, "--anchor", where)
+	for !strings.Contains(d.said(), "waiting until it has seen") {
+		select {
+		case <-d.done:
+			t.Fatalf("keyd ended: %v; it said:\n%s", d.err, d.said())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	d.stop(t)
+	if said := d.said(); !strings.Contains(said, "stopped while waiting") || strings.Contains(said, "canceled") {
+		t.Errorf("it said:\n%s", said)
+	}
+}

@@ -197,6 +197,10 @@ func run(ctx context.Context, o options) error {
 	if errors.Is(err, keyd.ErrBehind) || errors.Is(err, keyd.ErrReplayPending) {
 		err = fmt.Errorf("%w (lethe restore --replay does that)", err)
 	}
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		log.Info("stopped while waiting, before it served")
+		return nil
+	}
 	if err != nil {
 		return err
 	}
