@@ -64,6 +64,9 @@ set within the grace, takes that back; what is destroyed stays destroyed.`,
 				return usagef("--retention: %v", err)
 			}
 			class.Retention = durationpb.New(r)
+			if approved == "" {
+				return usagef("--retention needs --approved-by, a code for who approved it")
+			}
 		}
 		return a.admin(ctx, func(ctx context.Context, admin keydv1.AdminServiceClient) error {
 			old, err := currentClass(ctx, admin, tenant, args[0])
@@ -169,9 +172,10 @@ func (a *app) classScheduleCommand() *cobra.Command {
 		Use:   "schedule --tenant T [--markdown]",
 		Short: "Print a tenant's retention schedule, for an auditor",
 		Long: `Schedule prints for each class how long its data is kept, and what happens then.
-A bucket's key dies for the whole bucket, so data may be kept for up to one
-bucket longer: the overshoot. LEDGER is the entry of the newest change; its
-receipt proves it.`,
+A bucket ends for all that was sealed in it, so what is sealed first opens for
+longer: by the overshoot, one bucket and the longest lease of an hour. A key that
+is destroyed is so a day after that (the grace). LEDGER is the entry of the newest
+change; its receipt proves it.`,
 		Example: "  lethe class schedule --tenant acme --markdown > retention.md\n  lethe class schedule --tenant acme --json",
 	}, func(ctx context.Context, _ []string) error {
 		if err := ident.Tenant(tenant); err != nil {
@@ -189,7 +193,8 @@ receipt proves it.`,
 			}{tenant, a.now().UTC().Truncate(time.Second), classResults(res.GetClasses())}
 			rows := [][]string{{"CLASS", "NUMBER", "KEPT", "OVERSHOOT", "LEASE", "AT THE END", "APPROVED BY", "LEDGER"}}
 			for _, c := range v.Classes {
-				overshoot, end, approved := formatDuration(time.Duration(c.BucketWidthS)*time.Second), "opens refused, key destroyed", c.ApprovedBy
+				overshoot := formatDuration(time.Duration(c.BucketWidthS)*time.Second) + " + 1h"
+				end, approved := "opens refused, key destroyed 24h later", c.ApprovedBy
 				switch {
 				case c.RetentionS == nil:
 					overshoot, end = "-", "-"
@@ -205,12 +210,14 @@ receipt proves it.`,
 				})
 			}
 			return a.print(v, func(w io.Writer) {
+				heading, rest := "", table
 				if markdown {
-					writeMarkdown(w, rows)
-					return
+					heading, rest = "# ", writeMarkdown
 				}
-				fmt.Fprintf(w, "Retention schedule of tenant %s, as of %s\n\n", tenant, v.AsOf.Format(time.RFC3339))
-				table(w, rows)
+				fmt.Fprintf(w, "%sRetention schedule of tenant %s, as of %s\n\n", heading, tenant, v.AsOf.Format(time.RFC3339))
+				rest(w, rows)
+				fmt.Fprintln(w, "\nKept counts from sealing. Access may last longer by the overshoot, the bucket's width and\n"+
+					"the longest lease (1h); a key that is destroyed is so 24h after access ends, the grace.")
 			})
 		})
 	})

@@ -55,7 +55,8 @@ func (a *app) holdPlaceCommand() *cobra.Command {
 		Use:   "place HOLD --tenant T (--subject S | --whole-tenant) --reason CODE [--until TIME]",
 		Short: "Forbid every destruction of a subject's or a tenant's keys",
 		Long: `Place makes a legal hold with the id HOLD. While it binds, every destruction of
-what it covers is refused as HELD: until it is released, or until --until.
+what it covers is refused as HELD, or waits if it was asked for with
+'lethe destroy --wait-for-holds': until the hold is released, or until --until.
 ` + subjectHelp,
 		Example: `  lethe hold place case-17 --tenant acme --subject-file id.txt --reason litigation
   lethe hold place audit-9 --tenant acme --whole-tenant --reason audit --until 2027-01-31T00:00:00Z`,
@@ -78,8 +79,9 @@ func (a *app) holdReleaseCommand() *cobra.Command {
 	c, change := a.holdChangeCommand(&cobra.Command{
 		Use:   "release HOLD --tenant T (--subject S | --whole-tenant) --reason CODE",
 		Short: "End a legal hold",
-		Long: `Release ends the legal hold with the id HOLD. It destroys nothing; a destruction
-that the hold refused has to be asked for again.
+		Long: `Release ends the legal hold with the id HOLD. A destruction that the hold refused
+has to be asked for again; one that waits, as 'lethe destroy --wait-for-holds'
+does, goes on by itself when no other hold binds.
 ` + subjectHelp,
 		Example: "  lethe hold release case-17 --tenant acme --subject-file id.txt --reason case-closed",
 	})

@@ -134,13 +134,14 @@ func TestRetentionSchedule(t *testing.T) {
 		t.Errorf("put: %v", got)
 	}
 	out := c.ok("", "class", "schedule", "--tenant", "acme")
-	for _, want := range []string{"trace ", "14d", "opens refused, key kept", "396d", "opens refused, key destroyed", "dpo-2026-04", "for ever"} {
+	for _, want := range []string{"trace ", "14d", "opens refused, key kept", "396d", "opens refused, key destroyed 24h later", "dpo-2026-04", "for ever", " 1d + 1h ", "tenant acme, as of 20"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the schedule lacks %q:\n%s", want, out)
 		}
 	}
 	out = c.ok("", "class", "schedule", "--tenant", "acme", "--markdown")
-	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[0], "| CLASS |") || !strings.HasPrefix(lines[1], "|---|") || strings.Count(lines[2], "|") != strings.Count(lines[0], "|") {
+	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[0], "# Retention schedule of tenant acme, as of 20") || lines[1] != "" ||
+		!strings.HasPrefix(lines[2], "| CLASS |") || !strings.HasPrefix(lines[3], "|---|") || strings.Count(lines[4], "|") != strings.Count(lines[2], "|") {
 		t.Errorf("not a table:\n%s", out)
 	}
 	// An approval is of one retention.
