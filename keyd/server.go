@@ -65,6 +65,7 @@ var (
 	ErrReplayPending  = keys.ErrReplayPending
 	ErrRootDestroyed  = keys.ErrRootDestroyed
 	ErrRootRetiring   = keys.ErrRootRetiring
+	ErrLocked         = keys.ErrLocked
 	ErrReplay         = keys.ErrReplay
 )
 

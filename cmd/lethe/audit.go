@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 
@@ -126,6 +127,9 @@ func (a *app) auditResidue(ctx context.Context, store string, keyIDs []string) e
 		named = append(named, [16]byte(b))
 	}
 	files, err := badger.OpenFiles(store)
+	if errors.Is(err, keyd.ErrLocked) {
+		err = fmt.Errorf("%w; stop keyd, or run it on a copy", err)
+	}
 	if err != nil {
 		return err
 	}

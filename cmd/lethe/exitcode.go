@@ -47,7 +47,7 @@ var exits = []exit{
 	{code: 24, name: "UNSUPPORTED_VERSION", outcome: keydv1.Outcome_OUTCOME_UNSUPPORTED_VERSION, means: "the blob's version is not known here"},
 	{code: exitBadEvidence, name: "INVALID_EVIDENCE", means: "a receipt or a checkpoint does not verify against the pinned keys"},
 	{code: exitResidue, name: "RESIDUE", means: "a key store's files hold wrapped keys of the destroyed"},
-	{code: exitOtherReceipt, name: "OTHER_RECEIPT", means: "a receipt verifies, and is about something else than was expected"},
+	{code: exitOtherReceipt, name: "OTHER_RECEIPT", means: "a receipt verifies, and is not about what was expected, or does not say the stage"},
 	{code: 129, name: "INTERRUPTED", means: "stopped by SIGHUP"},
 	{code: 130, name: "INTERRUPTED", means: "stopped by SIGINT"},
 	{code: 131, name: "INTERRUPTED", means: "stopped by SIGQUIT"},
@@ -61,7 +61,7 @@ const (
 	exitUnavailable = 16
 	exitBadEvidence = 30
 	exitResidue     = 31
-	// exitOtherReceipt is of an otherReceiptError.
+	// exitOtherReceipt is of an otherReceiptError and a stageError.
 	exitOtherReceipt = 32
 	// A signal's exit code is this and its number.
 	exitSignal     = 128
@@ -90,6 +90,7 @@ func exitOf(err error) exit {
 	var evidence *evidenceError
 	var residue *residueError
 	var other *otherReceiptError
+	var stage *stageError
 	switch {
 	case err == nil:
 		return exitWithCode(0)
@@ -99,7 +100,7 @@ func exitOf(err error) exit {
 		return exitWithCode(exitBadEvidence)
 	case errors.As(err, &residue):
 		return exitWithCode(exitResidue)
-	case errors.As(err, &other):
+	case errors.As(err, &other), errors.As(err, &stage):
 		return exitWithCode(exitOtherReceipt)
 	case errors.Is(err, syscall.EPIPE):
 		return exitWithCode(exitBrokenPipe)

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"lethe/proto/ident"
+	keydv1 "lethe/proto/keyd/v1"
 	"lethe/sdk"
 )
 
@@ -96,7 +97,7 @@ func metadataOf(err error) map[string]string {
 // fail tells why the command failed.
 func (a *app) fail(err error, command string) {
 	e := exitOf(err)
-	message := strings.TrimPrefix(err.Error(), "envelope: ") // a package's name, which tells users nothing
+	message := a.word(err, e)
 	if a.json {
 		_ = encodeJSON(a.err, failure{failureBody{e.name, e.code, message, metadataOf(err)}})
 		return
@@ -111,11 +112,32 @@ func (a *app) fail(err error, command string) {
 			fmt.Fprintf(&b, "  %s: %s\n", key, v)
 		}
 	}
+	switch {
+	case e.outcome == keydv1.Outcome_OUTCOME_HELD && command == "lethe destroy":
+		b.WriteString("  'lethe hold release' ends the hold; with --wait-for-holds the destruction waits for that\n")
+	case e.code == exitUnavailable && metadataOf(err)["request_id"] != "":
+		fmt.Fprintf(&b, "  repeat with --request-id %s\n", printable(metadataOf(err)["request_id"]))
+	}
 	var usage *usageError
 	if errors.As(err, &usage) && command != "" {
 		fmt.Fprintf(&b, "See '%s --help'.\n", command)
 	}
 	_, _ = io.WriteString(a.err, b.String())
+}
+
+// word says why the command failed.
+func (a *app) word(err error, e exit) string {
+	message := strings.TrimPrefix(err.Error(), "envelope: ") // a package's name, which tells users nothing
+	if e.code != exitUnavailable {
+		return message
+	}
+	// gRPC's words for a connection that was not made.
+	_, why, noAnswer := strings.Cut(message, "Error while dialing: ")
+	if !noAnswer {
+		return message
+	}
+	why = strings.TrimRight(why[strings.LastIndex(why, ": ")+1:], `"`)
+	return fmt.Sprintf("unavailable: no keyd answers at %s (%s); is it running? --keyd or LETHE_KEYD names another", a.keyd, strings.TrimSpace(why))
 }
 
 // note tells a person something beside the result.

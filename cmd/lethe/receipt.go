@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,6 +44,9 @@ func (r *receiptFlags) create(a *app) (*receiptFile, error) {
 		return &receiptFile{}, nil
 	}
 	f, err := a.files.create(r.file, 0o666, r.replace)
+	if errors.Is(err, fs.ErrExist) {
+		err = fmt.Errorf("%w; --replace-receipt replaces it", err)
+	}
 	return &receiptFile{f}, err
 }
 
@@ -77,8 +83,15 @@ func (r *receiptFlags) result(requestID string, index uint64, b []byte) recordRe
 	return v
 }
 
+// plainWord is what no shell takes for anything but one word.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._:/@-]*$`)
+
 func (v recordResult) write(w io.Writer, tenant string) {
-	saved := fmt.Sprintf("not saved; lethe receipt get --tenant %s --index %d", tenant, v.LedgerIndex)
+	by := fmt.Sprintf("--index %d", v.LedgerIndex)
+	if plainWord.MatchString(v.RequestID) {
+		by = "--request-id " + v.RequestID
+	}
+	saved := fmt.Sprintf("not saved; lethe receipt get --tenant %s %s", tenant, by)
 	if v.ReceiptFile != nil {
 		saved = *v.ReceiptFile
 	}
@@ -186,7 +199,7 @@ func (a *app) receiptGetCommand() *cobra.Command {
 	var s subjectFlags
 	var requestID string
 	var index uint64
-	var wait string
+	var wait, atMost string
 	var output outputFlags
 	var c *cobra.Command
 	c = a.command(&cobra.Command{
@@ -198,13 +211,25 @@ entry about a subject, with all later stages that there are. Without --json and
 verify.
 
 With --wait it waits until the receipt of a destruction says that it is
-sanitised, or final: until the epoch is closed in which it was made.`,
+sanitised, or final: until the epoch is closed in which it was made. That can be
+days, and 'lethe epoch turn' hastens it. With --wait-at-most it ends with
+UNAVAILABLE when the receipt does not say so in time.`,
 		Example: `  lethe receipt get --tenant acme --request-id case-17 -o receipt.json
   lethe receipt get --tenant acme --request-id case-17 --wait final -o receipt.json
   lethe receipt get --tenant acme --index 42 | lethe receipt verify - --key-file ledger.key`,
 	}, func(ctx context.Context, _ []string) error {
 		if wait != "" && wait != "sanitised" && wait != "final" {
 			return usagef("--wait takes sanitised or final")
+		}
+		var most time.Duration
+		if atMost != "" {
+			var err error
+			if most, err = parseDuration(atMost); err != nil || most == 0 {
+				return usagef("--wait-at-most: %v", errDuration)
+			}
+			if wait == "" {
+				return usagef("--wait-at-most goes with --wait")
+			}
 		}
 		req := &keydv1.GetReceiptRequest{Tenant: s.tenant}
 		switch f := c.Flags(); {
@@ -232,7 +257,7 @@ sanitised, or final: until the epoch is closed in which it was made.`,
 		if wait == "" {
 			err = a.withClient(ctx, get)
 		} else {
-			err = a.awaitStage(ctx, wait, get, func() []byte { return res.GetReceipt() })
+			err = a.awaitStage(ctx, wait, most, get, func() []byte { return res.GetReceipt() })
 		}
 		if err != nil {
 			return err
@@ -254,25 +279,70 @@ sanitised, or final: until the epoch is closed in which it was made.`,
 	f.Uint64Var(&index, "index", 0, "the entry's index in the ledger")
 	f.StringVar(&wait, "wait", "", "wait until a destruction is sanitised, or final")
 	_ = c.RegisterFlagCompletionFunc("wait", cobra.FixedCompletions([]string{"sanitised", "final"}, cobra.ShellCompDirectiveNoFileComp))
+	f.StringVar(&atMost, "wait-at-most", "", "how long to wait, such as 90s or 30d (default: as long as it takes)")
+	_ = c.RegisterFlagCompletionFunc("wait-at-most", cobra.NoFileCompletions)
 	output.add(c)
 	c.MarkFlagsOneRequired("request-id", "index", "subject", "subject-file")
 	c.MarkFlagsMutuallyExclusive("request-id", "index", "subject", "subject-file")
 	return c
 }
 
-// awaitStage gets a receipt until it states a stage.
-func (a *app) awaitStage(ctx context.Context, stage string, get func(context.Context, *sdk.Client) error, got func() []byte) error {
+// awaitStage gets a receipt until it states a stage, for no longer than most
+// unless that is zero.
+func (a *app) awaitStage(ctx context.Context, stage string, most time.Duration, get func(context.Context, *sdk.Client) error, got func() []byte) error {
 	client, err := a.dial(ctx)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	return a.await(ctx, func(ctx context.Context) (bool, error) {
+	look := func(ctx context.Context) (bool, error) {
 		if err := get(ctx, client); err != nil {
 			return false, err
 		}
 		return states(got(), stage)
-	})
+	}
+	first, cancel := a.call(ctx)
+	defer cancel()
+	if ok, err := look(first); ok || err != nil {
+		return err
+	}
+	a.note("waiting until the receipt says that it is %s%s; 'lethe epoch turn' hastens it", stage, expected(got()))
+	waiting := ctx
+	if most != 0 {
+		waiting, cancel = context.WithTimeout(ctx, most)
+		defer cancel()
+	}
+	err = a.await(waiting, look)
+	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w: after %s the receipt does not say %s yet", sdk.ErrUnavailable, formatDuration(most), stage)
+	}
+	return err
+}
+
+// expected says what an unverified receipt, which states no last stage yet,
+// tells of when it will.
+func expected(b []byte) (text string) {
+	entries, err := receipt.Parse(b)
+	if err != nil {
+		return ""
+	}
+	for _, e := range entries {
+		s, err := receipt.ParseStatement(e.Statement)
+		if err != nil {
+			return ""
+		}
+		switch {
+		case s.Kind == receipt.Scheduled:
+			text = ", after it is destroyed, which is due at " + instant(s.Due)
+		case s.Kind == receipt.EpochRetiring && !s.Due.IsZero():
+			text = ", which is due at " + instant(s.Due)
+		case s.Kind == receipt.EpochCancelled:
+			text = "; the destruction of the root was called off, and no date is known"
+		case !s.FinalBy.IsZero():
+			text = ", which is planned by " + instant(s.FinalBy)
+		}
+	}
+	return text
 }
 
 // states reports whether an unverified receipt states a stage of a destruction.
@@ -415,11 +485,71 @@ func (x *expectFlags) usable() error {
 	return nil
 }
 
+// stageNames are the stages of a destruction, in their order.
+var stageNames = []string{"denied", "destroyed", "drained", "sanitised", "final"}
+
+// expectedStage is a stage that a receipt has to say was reached, now or at a
+// given time.
+type expectedStage struct {
+	name string
+	at   timeValue
+}
+
+func (x *expectedStage) add(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&x.name, "stage", "", "the stage that it has to say is reached: "+strings.Join(stageNames, ", "))
+	f.Var(&x.at, "at", "when the stage has to be reached, such as 2027-01-31T00:00:00Z (default: now)")
+	_ = c.RegisterFlagCompletionFunc("stage", cobra.FixedCompletions(stageNames, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("at", cobra.NoFileCompletions)
+}
+
+func (x *expectedStage) usable() error {
+	switch {
+	case x.name == "" && !x.at.IsZero():
+		return usagef("--at goes with --stage")
+	case x.name != "" && !slices.Contains(stageNames, x.name):
+		return usagef("--stage takes one of %s", strings.Join(stageNames, ", "))
+	}
+	return nil
+}
+
+// stageError is a receipt that verifies and does not say that a stage is reached.
+type stageError struct{ stage string }
+
+func (e *stageError) Error() string {
+	return "it verifies, and does not say that it is " + e.stage + " by then"
+}
+
+// check looks for the stage in what a receipt says. Of the stages, only drained
+// is told by a clock: the others are stated once they are reached.
+func (x *expectedStage) check(v *receipt.Verified, now time.Time) error {
+	if x.name == "" {
+		return nil
+	}
+	s := v.Stages()
+	reached := map[string]time.Time{
+		"denied": s.Denied, "destroyed": s.Destroyed, "drained": s.DrainedBy, "sanitised": s.Sanitised, "final": s.Final,
+	}[x.name]
+	at := now
+	if !x.at.IsZero() {
+		at = x.at.Time
+	}
+	byClock := x.name == "drained" || !x.at.IsZero()
+	switch {
+	case !isDestruction(v), reached.IsZero(), byClock && at.Before(reached):
+		return &stageError{x.name}
+	case x.name != "denied" && s.Destroyed.IsZero(): // it can still be cancelled, or was
+		return &stageError{x.name}
+	}
+	return nil
+}
+
 func (a *app) receiptVerifyCommand() *cobra.Command {
 	var k keyFlags
 	var expect expectFlags
+	var stage expectedStage
 	c := a.command(&cobra.Command{
-		Use:   "verify FILE (--key KEY | --key-file FILE) [--tenant T] [--handle H] [--generation N]",
+		Use:   "verify FILE (--key KEY | --key-file FILE) [--tenant T] [--handle H] [--generation N] [--stage S]",
 		Short: "Verify a receipt offline, against pinned keys",
 		Long: `Verify reads a receipt from FILE, or from the standard input if that is "-", and
 verifies it against the ledger's keys as they were pinned: taken with ledger key
@@ -429,16 +559,19 @@ true. Exit code 0 means valid, and nothing else does.
 
 A receipt of somebody else is valid too. Say with --tenant and --handle whom it
 has to be about, and with --generation which life; otherwise compare what is
-printed. A receipt about something else ends with OTHER_RECEIPT.`,
+printed. A receipt about something else ends with OTHER_RECEIPT, and so does one
+that does not say that --stage is reached: now, by this machine's clock, or at
+--at. The stages are denied, destroyed, drained, sanitised and final.`,
 		Example: `  lethe receipt verify receipt.json --key-file ledger.key
   lethe receipt verify receipt.json --key-file ledger.key --tenant acme --handle 5f0c1d2e3b4a59687786a5b4c3d2e1f0
+  lethe receipt verify receipt.json --key-file ledger.key --stage final
   lethe receipt get --tenant acme --index 42 | lethe receipt verify - --key-file ledger.key --json`,
 		Args: exactly("FILE"),
 	}, func(_ context.Context, args []string) error {
 		if args[0] == "-" && k.file == "-" {
 			return usagef("the standard input cannot be both the receipt and the keys")
 		}
-		if err := expect.usable(); err != nil {
+		if err := errors.Join(expect.usable(), stage.usable()); err != nil {
 			return err
 		}
 		keys, err := k.pin(a)
@@ -461,6 +594,9 @@ printed. A receipt about something else ends with OTHER_RECEIPT.`,
 			return &evidenceError{err}
 		}
 		now := a.now()
+		if err := stage.check(v, now); err != nil {
+			return err
+		}
 		r := verifiedResult{Valid: true, Origin: v.Origin, Stages: newStagesResult(v, now), Witnesses: []string{}}
 		for i, e := range v.Entries {
 			r.Entries = append(r.Entries, verifiedEntryResult{
@@ -474,6 +610,7 @@ printed. A receipt about something else ends with OTHER_RECEIPT.`,
 	})
 	k.add(c)
 	expect.add(c)
+	stage.add(c)
 	return c
 }
 

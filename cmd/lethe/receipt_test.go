@@ -88,6 +88,59 @@ func TestReceiptVerifyExpects(t *testing.T) {
 	}
 }
 
+// A receipt that does not say that a stage is reached, now or then, is not the
+// one that was asked for.
+func TestReceiptVerifyStage(t *testing.T) {
+	c := newCLI(t)
+	destroy := []string{"destroy", "--tenant", "acme", "--reason", "r", "--yes"}
+	c.ok("", append(destroy, "--subject", "alice", "--receipt", c.path("done"))...)
+	c.ok("", append(destroy, "--subject", "bob", "--receipt", c.path("due"), "--not-before", time.Now().Add(time.Hour).UTC().Format(time.RFC3339))...)
+	c.ok("", "hold", "place", "h", "--tenant", "acme", "--subject", "bob", "--reason", "r", "--receipt", c.path("hold"))
+	verify := []string{"receipt", "verify", "--key", strings.TrimSpace(c.ok("", "ledger", "key"))}
+	later, before := time.Now().Add(24*time.Hour).UTC().Format(time.RFC3339), time.Now().Add(-24*time.Hour).UTC().Format(time.RFC3339)
+	for _, x := range []struct {
+		code int
+		args []string
+	}{
+		{0, []string{"done", "--stage", "denied"}},
+		{0, []string{"done", "--stage", "destroyed"}},
+		{32, []string{"done", "--stage", "destroyed", "--at", before}},
+		{32, []string{"done", "--stage", "drained"}},
+		{0, []string{"done", "--stage", "drained", "--at", later}},
+		{32, []string{"done", "--stage", "sanitised"}},
+		{32, []string{"done", "--stage", "final", "--at", later}},
+		{0, []string{"due", "--stage", "denied"}},
+		{32, []string{"due", "--stage", "destroyed", "--at", later}},
+		{32, []string{"due", "--stage", "drained", "--at", later}},
+		{32, []string{"hold", "--stage", "denied"}},
+		{2, []string{"done", "--stage", "erased"}},
+		{2, []string{"done", "--at", later}},
+		{2, []string{"done", "--stage", "final", "--at", "tomorrow"}},
+	} {
+		args := append(append([]string{}, verify...), c.path(x.args[0]))
+		if r := c.run("", append(args, x.args[1:]...)...); r.code != x.code || (r.out == "") != (x.code != 0) {
+			t.Errorf("%v: exit code %d, want %d: %q, %q", x.args, r.code, x.code, r.out, r.err)
+		}
+	}
+}
+
+// Who waits is told for what, and how long at most.
+func TestReceiptGetWaits(t *testing.T) {
+	c := newCLI(t)
+	c.ok("", "destroy", "--tenant", "acme", "--subject", "alice", "--reason", "r", "--yes", "--request-id", "r1")
+	get := []string{"receipt", "get", "--tenant", "acme", "--request-id", "r1"}
+	said := c.fails(16, "", append(get, "--wait", "final", "--wait-at-most", "1ms", "-o", c.path("receipt"))...)
+	for _, want := range []string{"waiting until the receipt says that it is final, which is planned by 20", "'lethe epoch turn'", "does not say final yet"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("it does not say %q: %s", want, said)
+		}
+	}
+	c.onlyFiles()
+	c.fails(2, "", append(get, "--wait-at-most", "1s")...)
+	c.fails(2, "", append(get, "--wait", "final", "--wait-at-most", "soon")...)
+	c.fails(2, "", append(get, "--wait", "final", "--wait-at-most", "0s")...)
+}
+
 // Not one bit of a receipt could be another.
 func TestReceiptVerifyRefusesAnyFlippedBit(t *testing.T) {
 	c := newCLI(t)

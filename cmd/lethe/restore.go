@@ -34,8 +34,9 @@ func (a *app) restoreCommand() *cobra.Command {
 With --backup it makes the key store of a backup file, in a new or an empty
 directory. With --force a directory that holds something is moved aside first; it
 is never deleted. Where --replay then finds the root over the backup's keys
-destroyed, or being retired, it is put in its place again. keyd refuses to serve such a store until it was replayed, as it
-refuses any store that is behind its anchor, and says what is missing.
+destroyed, or being retired, it is put in its place again. keyd refuses to serve a
+restored store until it was replayed, as it refuses any store that is behind its
+anchor, and says what is missing.
 
 With --replay it does again what the store lacks and the anchor's mirror has:
 destructions, holds placed and released, reinstatements, class settings, tenants,

@@ -67,6 +67,9 @@ func (a *app) run(ctx context.Context, args []string) int {
 		err = &usageError{err.Error()}
 	}
 	a.json = a.json || wantsJSON(args) // parsing may have stopped before it
+	if cmd.Name() == "help" {
+		cmd = cmd.Root() // the help about help tells no command's name
+	}
 	a.fail(err, cmd.CommandPath())
 	return exitOf(err).code
 }
@@ -244,9 +247,24 @@ func flagError(err error) error {
 	case errors.As(err, &missing):
 		return usagef("--%s needs a value", missing.GetFlag().Name)
 	case errors.As(err, &invalid):
-		return usagef("--%s needs a value of another form: %s", invalid.GetFlag().Name, invalid.GetFlag().Value.Type())
+		return usagef("--%s: want %s", invalid.GetFlag().Name, form(invalid.GetFlag().Value.Type()))
 	}
 	return usagef("the flags cannot be read")
+}
+
+// form is what a flag's value of a type looks like.
+func form(kind string) string {
+	switch kind {
+	case "time":
+		return "a time such as 2027-01-31T00:00:00Z"
+	case "duration":
+		return "a duration such as 90s or 24h"
+	case "bool":
+		return "true or false"
+	case "uint32", "uint64", "int", "int64":
+		return "a whole number that fits"
+	}
+	return "a value of another form: " + kind
 }
 
 // dial makes a client of keyd.
