@@ -45,8 +45,15 @@ func holdErasure(ctx context.Context, s *stage) error {
 	if !bytes.HasPrefix(out, []byte("waiting, not destroyed")) {
 		return errors.New("an erasure that waits does not say so")
 	}
-	if _, err := s.app.Open(ctx, t, blob); !errors.Is(err, sdk.ErrPendingErasure) {
-		return fmt.Errorf("what waits to be erased is not refused as pending: %w", err)
+	// keyd refuses at once; a client that has a lease hears of it a moment later.
+	for give := time.Now().Add(15 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		opened, err := s.app.Open(ctx, t, blob)
+		if errors.Is(err, sdk.ErrPendingErasure) {
+			break
+		}
+		if err != nil || !bytes.Equal(opened, plain) || time.Now().After(give) {
+			return fmt.Errorf("what waits to be erased is not refused as pending: %w", err)
+		}
 	}
 	s.tell("lethe destroy --wait-for-holds: waiting, not destroyed. Her record is refused as pending, and the key is there.")
 
