@@ -133,6 +133,11 @@ type CancelRequest struct {
 type Cancellation struct {
 	Receipt     []byte
 	LedgerIndex uint64
+	// Repeat says that the request was answered before, and the receipt is that
+	// of then. State is what has become since of that whose destruction was
+	// called off: it may be scheduled again, or destroyed.
+	Repeat bool
+	State  keydv1.SubjectState
 }
 
 // CancelDestruction calls off what DestroyKey scheduled. It is ErrErased when
@@ -157,7 +162,9 @@ func (c *Client) CancelDestruction(ctx context.Context, r CancelRequest) (*Cance
 	if err != nil {
 		return nil, err
 	}
-	return &Cancellation{Receipt: resp.GetReceipt(), LedgerIndex: resp.GetLedgerIndex()}, nil
+	return &Cancellation{
+		Receipt: resp.GetReceipt(), LedgerIndex: resp.GetLedgerIndex(), Repeat: resp.GetRepeat(), State: resp.GetState(),
+	}, nil
 }
 
 // ReinstateRequest says whose next life to begin.
@@ -179,6 +186,12 @@ type Reinstatement struct {
 	LedgerIndex uint64
 	// Generation is the one that began.
 	Generation uint32
+	// Repeat says that the request was answered before, and the receipt is that
+	// of then. State is what has become since of what was reinstated, and
+	// LivingGeneration its newest generation that lives; zero: it is destroyed.
+	Repeat           bool
+	State            keydv1.SubjectState
+	LivingGeneration uint32
 }
 
 // Reinstate begins the next life of a destroyed subject or class. What was
@@ -205,6 +218,8 @@ func (c *Client) Reinstate(ctx context.Context, r ReinstateRequest) (*Reinstatem
 		Receipt:     resp.GetReceipt(),
 		LedgerIndex: resp.GetLedgerIndex(),
 		Generation:  resp.GetGeneration(),
+
+		Repeat: resp.GetRepeat(), State: resp.GetState(), LivingGeneration: resp.GetLivingGeneration(),
 	}, nil
 }
 

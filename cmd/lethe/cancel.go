@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	keydv1 "lethe/proto/keyd/v1"
 	"lethe/sdk"
 )
 
@@ -46,14 +47,25 @@ is ERASED when it comes too late.
 			if err != nil {
 				return with(err, "request_id", r.id)
 			}
-			v := save.result(r.id, done.LedgerIndex, done.Receipt)
-			if err := out.save(done.Receipt); err != nil {
-				return fmt.Errorf("it is cancelled, but the receipt was not saved: %w", err)
+			v := struct {
+				recordResult
+				Repeat bool   `json:"repeat"`
+				State  string `json:"state"`
+			}{save.result(r.id, done.LedgerIndex, done.Receipt), done.Repeat, stateName(done.State)}
+			headline, undone := "cancelled", ""
+			if done.Repeat {
+				headline = "cancelled then"
+				switch done.State {
+				case keydv1.SubjectState_SUBJECT_STATE_SCHEDULED:
+					undone = "it was scheduled again since, and is pending"
+				case keydv1.SubjectState_SUBJECT_STATE_DESTROYED:
+					undone = "it was destroyed since"
+				}
 			}
-			return a.print(v, func(w io.Writer) {
-				fmt.Fprintln(w, "cancelled")
-				v.write(w, subject.tenant)
-			})
+			if err := out.save(done.Receipt); err != nil {
+				return fmt.Errorf("%s, but the receipt was not saved: %w", headline, err)
+			}
+			return a.printUnlessUndone(v, headline, undone, func(w io.Writer) { v.write(w, subject.tenant) })
 		})
 	})
 	subject.add(a, c)

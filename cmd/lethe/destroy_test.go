@@ -323,6 +323,68 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
+// A repeated request whose effect was undone since says so, and does not end as
+// if it held.
+func TestRepeatsOfWhatWasUndone(t *testing.T) {
+	c := newCLI(t)
+	alice := []string{"--tenant", "acme", "--subject", "alice", "--reason", "r"}
+	run := func(id string, args ...string) []string { return append(append(args, "--request-id", id), alice...) }
+	scheduled := func(id string) []string {
+		return run(id, "destroy", "--yes", "--not-before", time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+	}
+	holds := func(args []string, repeat, binds bool) string {
+		t.Helper()
+		v := c.object("", args...)
+		if v["repeat"] != repeat || v["binds"] != binds {
+			t.Errorf("%v: %v", args, v)
+		}
+		return v["receipt"].(string)
+	}
+	undone := func(args []string, what string) {
+		t.Helper()
+		r := c.run("", args...)
+		if r.code != 18 || !strings.Contains(r.out, what) || !strings.Contains(r.err, what) {
+			t.Errorf("%v: exit code %d, %s%s", args, r.code, r.out, r.err)
+		}
+	}
+	c.seal("content")
+	place, release := run("p", "hold", "place", "case"), run("r", "hold", "release", "case")
+	first := holds(place, false, true)
+	if holds(place, true, true) != first {
+		t.Error("the repeated hold has another receipt")
+	}
+	holds(release, false, false)
+	holds(release, true, false)
+	undone(place, "the hold was placed then; it was released or has ended since: it does not bind")
+	if v := c.decode(c.run("", append(place, "--json")...).out); v["receipt"] != first || v["repeat"] != true || v["binds"] != false {
+		t.Errorf("as JSON: %v", v)
+	}
+	c.ok("", run("p2", "hold", "place", "case")...)
+	undone(release, "the hold was released then; one with its id was placed since, and binds")
+	c.ok("", run("r2", "hold", "release", "case")...)
+
+	c.ok("", scheduled("d1")...)
+	cancel := run("c", "cancel")
+	c.ok("", cancel...)
+	if v := c.object("", cancel...); v["repeat"] != true || v["state"] != "active" {
+		t.Errorf("cancelled, and so it is: %v", v)
+	}
+	c.ok("", scheduled("d2")...)
+	undone(cancel, "cancelled then; it was scheduled again since, and is pending")
+	c.ok("", run("d3", "destroy", "--yes")...)
+	undone(cancel, "cancelled then; it was destroyed since")
+
+	reinstate := run("i", "subject", "reinstate", "--generation", "1")
+	c.ok("", reinstate...)
+	if v := c.object("", reinstate...); v["repeat"] != true || v["living_generation"] != float64(2) {
+		t.Errorf("reinstated, and living: %v", v)
+	}
+	c.ok("", run("d4", "destroy", "--yes", "--generation", "2", "--wait-for-holds")...)
+	undone(reinstate, "reinstated then: generation 2 began; it, or a class of it, was destroyed since")
+	c.ok("", run("i2", "subject", "reinstate", "--generation", "2")...)
+	undone(reinstate, "reinstated then: generation 2 began; it lives in generation 3 now")
+}
+
 // A request id may hold what a terminal would obey.
 func TestRequestIDIsQuoted(t *testing.T) {
 	c := newCLI(t)

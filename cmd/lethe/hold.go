@@ -63,15 +63,20 @@ what it covers is refused as HELD, or waits if it was asked for with
 	})
 	c.Flags().Var(&until, "until", "when the hold ends by itself, such as 2027-01-31T00:00:00Z")
 	_ = c.RegisterFlagCompletionFunc("until", cobra.NoFileCompletions)
-	change.do = func(ctx context.Context, holds keydv1.HoldServiceClient, h holdRequest) ([]byte, uint64, error) {
+	change.do = func(ctx context.Context, holds keydv1.HoldServiceClient, h holdRequest) (holdAnswer, error) {
 		req := &keydv1.PlaceHoldRequest{Tenant: h.tenant, SubjectId: h.subject, HoldId: h.hold, Reason: h.reason, RequestId: h.requestID}
 		if !until.IsZero() {
 			req.End = timestamppb.New(until.Time)
 		}
-		res, err := holds.PlaceHold(ctx, req)
-		return res.GetReceipt(), res.GetLedgerIndex(), err
+		return holds.PlaceHold(ctx, req)
 	}
-	change.done = "the hold binds"
+	change.done, change.then = "the hold binds", "the hold was placed then"
+	change.undone = func(binds bool) string {
+		if binds {
+			return ""
+		}
+		return "it was released or has ended since: it does not bind"
+	}
 	return c
 }
 
@@ -85,20 +90,36 @@ does, goes on by itself when no other hold binds.
 ` + subjectHelp,
 		Example: "  lethe hold release case-17 --tenant acme --subject-file id.txt --reason case-closed",
 	})
-	change.do = func(ctx context.Context, holds keydv1.HoldServiceClient, h holdRequest) ([]byte, uint64, error) {
-		res, err := holds.ReleaseHold(ctx, &keydv1.ReleaseHoldRequest{
+	change.do = func(ctx context.Context, holds keydv1.HoldServiceClient, h holdRequest) (holdAnswer, error) {
+		return holds.ReleaseHold(ctx, &keydv1.ReleaseHoldRequest{
 			Tenant: h.tenant, SubjectId: h.subject, HoldId: h.hold, Reason: h.reason, RequestId: h.requestID,
 		})
-		return res.GetReceipt(), res.GetLedgerIndex(), err
 	}
-	change.done = "the hold is released"
+	change.done, change.then = "the hold is released", "the hold was released then"
+	change.undone = func(binds bool) string {
+		if !binds {
+			return ""
+		}
+		return "one with its id was placed since, and binds"
+	}
 	return c
 }
 
 // holdChange is what placing and releasing differ in.
 type holdChange struct {
-	do   func(context.Context, keydv1.HoldServiceClient, holdRequest) (receipt []byte, index uint64, err error)
-	done string
+	do func(context.Context, keydv1.HoldServiceClient, holdRequest) (holdAnswer, error)
+	// done is what is said of it, then what is said of a repeat.
+	done, then string
+	// undone says of a repeat what has become of it; empty: it still holds.
+	undone func(binds bool) string
+}
+
+// holdAnswer is keyd's answer to either.
+type holdAnswer interface {
+	GetReceipt() []byte
+	GetLedgerIndex() uint64
+	GetRepeat() bool
+	GetBinds() bool
 }
 
 type holdRequest struct {
@@ -129,7 +150,7 @@ func (a *app) holdChangeCommand(c *cobra.Command) (*cobra.Command, *holdChange) 
 			return err
 		}
 		return a.withClient(ctx, func(ctx context.Context, client *sdk.Client) error {
-			b, index, err := change.do(ctx, keydv1.NewHoldServiceClient(client.Conn()),
+			done, err := change.do(ctx, keydv1.NewHoldServiceClient(client.Conn()),
 				holdRequest{tenant: h.subject.tenant, hold: args[0], reason: r.reason, requestID: r.id, subject: subject})
 			if err != nil {
 				return with(err, "request_id", r.id)
@@ -137,14 +158,17 @@ func (a *app) holdChangeCommand(c *cobra.Command) (*cobra.Command, *holdChange) 
 			v := struct {
 				Hold string `json:"hold"`
 				recordResult
-			}{args[0], save.result(r.id, index, b)}
-			if err := out.save(b); err != nil {
-				return fmt.Errorf("%s, but the receipt was not saved: %w", change.done, err)
+				Repeat bool `json:"repeat"`
+				Binds  bool `json:"binds"`
+			}{args[0], save.result(r.id, done.GetLedgerIndex(), done.GetReceipt()), done.GetRepeat(), done.GetBinds()}
+			headline, undone := change.done, ""
+			if v.Repeat {
+				headline, undone = change.then, change.undone(v.Binds)
 			}
-			return a.print(v, func(w io.Writer) {
-				fmt.Fprintln(w, change.done)
-				v.recordResult.write(w, h.subject.tenant)
-			})
+			if err := out.save(done.GetReceipt()); err != nil {
+				return fmt.Errorf("%s, but the receipt was not saved: %w", headline, err)
+			}
+			return a.printUnlessUndone(v, headline, undone, func(w io.Writer) { v.recordResult.write(w, h.subject.tenant) })
 		})
 	})
 	h.add(a, c)

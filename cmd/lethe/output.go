@@ -38,6 +38,23 @@ func (a *app) printTo(w io.Writer, v any, text func(w io.Writer)) error {
 	return err
 }
 
+// printUnlessUndone prints the result of a request under a headline. What says
+// that a repeated request's effect does not hold any more makes it a CONFLICT:
+// nobody is to go on as if it did.
+func (a *app) printUnlessUndone(v any, headline, undone string, text func(w io.Writer)) error {
+	if undone != "" {
+		headline += "; " + undone
+	}
+	err := a.print(v, func(w io.Writer) {
+		fmt.Fprintln(w, headline)
+		text(w)
+	})
+	if err == nil && undone != "" {
+		err = fmt.Errorf("%w: %s", sdk.ErrConflict, headline)
+	}
+	return err
+}
+
 // encodeJSON writes v on one line.
 func encodeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)

@@ -173,15 +173,28 @@ the new one follows, as subject status shows it.
 			}
 			v := struct {
 				recordResult
-				Generation uint32 `json:"generation"`
-			}{save.result(r.id, done.LedgerIndex, done.Receipt), done.Generation}
+				Generation       uint32 `json:"generation"`
+				Repeat           bool   `json:"repeat"`
+				State            string `json:"state"`
+				LivingGeneration uint32 `json:"living_generation,omitzero"`
+			}{save.result(r.id, done.LedgerIndex, done.Receipt), done.Generation, done.Repeat, stateName(done.State), done.LivingGeneration}
 			if err := out.save(done.Receipt); err != nil {
 				return err
 			}
-			return a.print(v, func(w io.Writer) {
-				fmt.Fprintf(w, "reinstated: generation %d has begun; what was destroyed stays destroyed\n", v.Generation)
-				v.recordResult.write(w, s.tenant)
-			})
+			headline := fmt.Sprintf("reinstated: generation %d has begun; what was destroyed stays destroyed", v.Generation)
+			undone := ""
+			if v.Repeat {
+				headline = fmt.Sprintf("reinstated then: generation %d began", v.Generation)
+				switch {
+				case done.State == keydv1.SubjectState_SUBJECT_STATE_DESTROYED:
+					undone = "it, or a class of it, was destroyed since"
+				case done.State == keydv1.SubjectState_SUBJECT_STATE_SCHEDULED:
+					undone = "a destruction of it is pending"
+				case v.LivingGeneration != v.Generation:
+					undone = fmt.Sprintf("it lives in generation %d now", v.LivingGeneration)
+				}
+			}
+			return a.printUnlessUndone(v, headline, undone, func(w io.Writer) { v.recordResult.write(w, s.tenant) })
 		})
 	})
 	s.add(a, c)

@@ -30,8 +30,13 @@ type Recorded struct {
 	Repeated   bool // nothing was left to do: the entry is an earlier one's
 	Generation uint32
 	Living     uint32 // what was destroyed lives again, in this generation; zero: not so
-	DrainedBy  time.Time
-	Due        time.Time // nothing is destroyed before
+	// Again: the request was answered before. State is what has become of what
+	// it was about, and Binds says whether a hold of its id binds.
+	Again     bool
+	State     keydv1.SubjectState
+	Binds     bool
+	DrainedBy time.Time
+	Due       time.Time // nothing is destroyed before
 }
 
 // request is what the operations on a subject have in common.
@@ -263,42 +268,65 @@ func (k *Keys) planNowOrLater(r Reader, q *request, due, now time.Time, waits bo
 	return p, err
 }
 
+// stateNow returns what has become of what a request was about: the state of
+// the person or, of the classes, of the one that is worst off, and the newest
+// generation that lives; zero if none does.
+func stateNow(r Reader, q *request, classes []uint32) (state storev1.LifeState, living uint32, err error) {
+	const destroyed = storev1.LifeState_LIFE_STATE_DESTROYED
+	if _, err := activeTenant(r, q.tenant); err != nil {
+		if is(err, keydv1.Outcome_OUTCOME_ERASED) {
+			return destroyed, 0, nil
+		}
+		return 0, 0, err
+	}
+	var subject storev1.Subject
+	if err := getRow(r, subjectKey(q.keys.id, q.handle), &subject); err != nil && !errors.Is(err, ErrNotFound) {
+		return 0, 0, err
+	}
+	switch {
+	case subject.State == destroyed:
+		return destroyed, 0, nil
+	case len(classes) == 0:
+		return subject.State, subject.Generation, nil
+	case subject.State == storev1.LifeState_LIFE_STATE_SCHEDULED:
+		state = subject.State
+	}
+	for _, number := range classes {
+		if sc := classOf(&subject, number); sc != nil {
+			state = max(state, sc.State)
+			if sc.State != destroyed {
+				living = max(living, sc.Generation)
+			}
+		}
+	}
+	return state, living, nil
+}
+
+// numbers are those of the classes that a request names.
+func (q *request) numbers(r Reader) (numbers []uint32, err error) {
+	for _, name := range q.classes {
+		c, err := readClass(r, q.keys.id, name)
+		if err != nil {
+			return nil, err
+		}
+		numbers = append(numbers, c.Number)
+	}
+	return numbers, nil
+}
+
 // livingAgain returns the generation in which the targets of a request that was
 // done before, or one of them, live after the one that it named; zero if none
 // does.
 func livingAgain(r Reader, q *request) (uint32, error) {
-	if _, err := activeTenant(r, q.tenant); err != nil {
-		if is(err, keydv1.Outcome_OUTCOME_ERASED) {
-			return 0, nil
-		}
+	classes, err := q.numbers(r)
+	if err != nil {
 		return 0, err
 	}
-	var subject storev1.Subject
-	err := getRow(r, subjectKey(q.keys.id, q.handle), &subject)
-	switch {
-	case errors.Is(err, ErrNotFound), subject.State == storev1.LifeState_LIFE_STATE_DESTROYED:
-		return 0, nil
-	case err != nil:
-		return 0, err
+	_, living, err := stateNow(r, q, classes)
+	if living <= q.ifGeneration {
+		living = 0
 	}
-	if len(q.classes) == 0 {
-		if subject.Generation > q.ifGeneration {
-			return subject.Generation, nil
-		}
-		return 0, nil
-	}
-	var living uint32
-	for _, name := range q.classes {
-		c, err := readClass(r, q.keys.id, name)
-		if err != nil {
-			return 0, err
-		}
-		sc := classOf(&subject, c.Number)
-		if sc != nil && sc.State != storev1.LifeState_LIFE_STATE_DESTROYED && sc.Generation > q.ifGeneration {
-			living = max(living, sc.Generation)
-		}
-	}
-	return living, nil
+	return living, err
 }
 
 // aim is what a destruction is to reach.
@@ -657,6 +685,7 @@ func (k *Keys) Reinstate(ctx context.Context, req *keydv1.ReinstateRequest) (*Re
 		return nil, err
 	}
 	var generation uint32
+	var again bool
 	o := &op{
 		rows: q.rows(),
 		check: func(r Reader, now time.Time) (*plan, error) {
@@ -664,7 +693,7 @@ func (k *Keys) Reinstate(ctx context.Context, req *keydv1.ReinstateRequest) (*Re
 			if err != nil {
 				return nil, err
 			}
-			if row != nil {
+			if again = row != nil; again {
 				generation = row.Generation
 				return repeat(row), nil
 			}
@@ -680,8 +709,17 @@ func (k *Keys) Reinstate(ctx context.Context, req *keydv1.ReinstateRequest) (*Re
 	if err != nil {
 		return nil, err
 	}
-	rec.Generation = generation
-	return rec, nil
+	rec.Generation, rec.Again = generation, again
+	err = k.store.View(ctx, func(r Reader) error {
+		classes, err := q.numbers(r)
+		if err != nil {
+			return err
+		}
+		state, living, err := stateNow(r, q, classes)
+		rec.State, rec.Living = publicState(state), living
+		return err
+	})
+	return rec, err
 }
 
 func planReinstate(r Reader, q *request, now time.Time) (*plan, uint32, error) {

@@ -53,7 +53,7 @@ func (k *Keys) PlaceHold(ctx context.Context, req *keydv1.PlaceHoldRequest) (*Re
 	if err != nil {
 		return nil, err
 	}
-	return k.recordHold(ctx, q, receipt.HoldPlaced, k.placing(req.HoldId, req.Reason, end))
+	return k.recordHold(ctx, q, receipt.HoldPlaced, req.HoldId, k.placing(req.HoldId, req.Reason, end))
 }
 
 func (k *Keys) placing(id, reason string, end time.Time) holdChange {
@@ -90,7 +90,7 @@ func (k *Keys) ReleaseHold(ctx context.Context, req *keydv1.ReleaseHoldRequest) 
 	}
 	// What waits for it goes on by itself, also where the answer is lost.
 	defer k.duties.ofSubjects.rouse()
-	return k.recordHold(ctx, q, receipt.HoldReleased, releasing(req.HoldId))
+	return k.recordHold(ctx, q, receipt.HoldReleased, req.HoldId, releasing(req.HoldId))
 }
 
 func releasing(id string) holdChange {
@@ -132,7 +132,7 @@ func noteHolds(tx Tx, tenant, handle id16, holds []*storev1.Hold) error {
 
 // recordHold changes the holds of a subject or of a tenant, in the row that
 // every destruction reads.
-func (k *Keys) recordHold(ctx context.Context, q *request, kind receipt.Kind, change holdChange) (*Recorded, error) {
+func (k *Keys) recordHold(ctx context.Context, q *request, kind receipt.Kind, hold string, change holdChange) (*Recorded, error) {
 	// Shares of buckets that are just being destroyed are kept by the hold
 	// itself, which needs the KEKs at hand. An erased tenant has none, and can
 	// only be answered as before.
@@ -145,13 +145,14 @@ func (k *Keys) recordHold(ctx context.Context, q *request, kind receipt.Kind, ch
 	if q.subject != nil {
 		rows = append(rows, string(holdersKey(q.keys.id)))
 	}
+	var again bool
 	o := &op{rows: rows, alone: q.subject == nil}
 	o.check = func(r Reader, now time.Time) (*plan, error) {
 		row, err := q.earlier(r)
 		if err != nil {
 			return nil, err
 		}
-		if row != nil {
+		if again = row != nil; again {
 			return repeat(row), nil
 		}
 		return k.planHold(r, q, kind, now, change)
@@ -159,7 +160,37 @@ func (k *Keys) recordHold(ctx context.Context, q *request, kind receipt.Kind, ch
 	if err := k.record(ctx, o); err != nil {
 		return nil, err
 	}
-	return k.recorded(ctx, o)
+	rec, err := k.recorded(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	rec.Again = again
+	err = k.store.View(ctx, func(r Reader) (err error) {
+		rec.Binds, err = k.holds(r, q, hold)
+		return err
+	})
+	return rec, err
+}
+
+// holds says whether a hold binds now, among those on whom a request is about.
+func (k *Keys) holds(r Reader, q *request, id string) (bool, error) {
+	t, err := activeTenant(r, q.tenant)
+	if err != nil {
+		if is(err, keydv1.Outcome_OUTCOME_ERASED) {
+			return false, nil
+		}
+		return false, err
+	}
+	list := t.Holds
+	if q.subject != nil {
+		var s storev1.Subject
+		if err := getRow(r, subjectKey(q.keys.id, q.handle), &s); err != nil && !errors.Is(err, ErrNotFound) {
+			return false, err
+		}
+		list = s.Holds
+	}
+	now := k.holdTime(k.now())
+	return slices.ContainsFunc(list, func(h *storev1.Hold) bool { return h.Id == id && binds(h, now) }), nil
 }
 
 func (k *Keys) planHold(r Reader, q *request, kind receipt.Kind, now time.Time, change holdChange) (*plan, error) {

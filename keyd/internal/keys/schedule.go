@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -267,12 +268,13 @@ func (k *Keys) CancelDestruction(ctx context.Context, req *keydv1.CancelDestruct
 	if err := q.prepare(ctx, k); err != nil {
 		return nil, err
 	}
+	var again bool
 	o := &op{rows: q.rows(), check: func(r Reader, now time.Time) (*plan, error) {
 		row, err := q.earlier(r)
 		if err != nil {
 			return nil, err
 		}
-		if row != nil {
+		if again = row != nil; again {
 			return repeat(row), nil
 		}
 		return planCancel(r, q, only, now)
@@ -280,7 +282,48 @@ func (k *Keys) CancelDestruction(ctx context.Context, req *keydv1.CancelDestruct
 	if err := k.record(ctx, o); err != nil {
 		return nil, err
 	}
-	return k.furthest(ctx, o)
+	rec, err := k.furthest(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	rec.Again = again
+	err = k.store.View(ctx, func(r Reader) error {
+		classes, err := cancelled(r, q, o.index)
+		if err != nil {
+			return err
+		}
+		state, _, err := stateNow(r, q, classes)
+		rec.State = publicState(state)
+		return err
+	})
+	return rec, err
+}
+
+// cancelled returns the numbers of the classes whose destruction a request
+// called off, with its first entry at index; none: the whole person's.
+func cancelled(r Reader, q *request, index uint64) (classes []uint32, err error) {
+	var subject storev1.Subject
+	if err := getRow(r, subjectKey(q.keys.id, q.handle), &subject); err != nil {
+		return nil, err
+	}
+	for _, i := range subject.LedgerIndexes {
+		if i < index || i >= index+maxSchedules {
+			continue
+		}
+		s, err := statementAt(r, i)
+		switch {
+		case err != nil:
+			return nil, err
+		case s.Kind != receipt.Cancelled || !bytes.Equal(s.Request, q.mac):
+			return classes, nil
+		case s.Scope == receipt.ScopePerson:
+			return nil, nil
+		}
+		for _, c := range s.Classes {
+			classes = append(classes, c.Number)
+		}
+	}
+	return classes, nil
 }
 
 func planCancel(r Reader, q *request, only []byte, now time.Time) (*plan, error) {

@@ -164,7 +164,7 @@ func (s *erasureService) CancelDestruction(ctx context.Context, req *keydv1.Canc
 	if err != nil {
 		return nil, err
 	}
-	return &keydv1.CancelDestructionResponse{Receipt: rec.Receipt, LedgerIndex: rec.Index}, nil
+	return &keydv1.CancelDestructionResponse{Receipt: rec.Receipt, LedgerIndex: rec.Index, Repeat: rec.Again, State: rec.State}, nil
 }
 
 func (s *erasureService) DestroyTenant(ctx context.Context, req *keydv1.DestroyTenantRequest) (*keydv1.DestroyTenantResponse, error) {
@@ -183,7 +183,10 @@ func (s *erasureService) Reinstate(ctx context.Context, req *keydv1.ReinstateReq
 	if err != nil {
 		return nil, err
 	}
-	return &keydv1.ReinstateResponse{Receipt: rec.Receipt, LedgerIndex: rec.Index, Generation: rec.Generation}, nil
+	return &keydv1.ReinstateResponse{
+		Receipt: rec.Receipt, LedgerIndex: rec.Index, Generation: rec.Generation,
+		Repeat: rec.Again, State: rec.State, LivingGeneration: rec.Living,
+	}, nil
 }
 
 func (s *erasureService) DescribeSubject(ctx context.Context, req *keydv1.DescribeSubjectRequest) (*keydv1.DescribeSubjectResponse, error) {
@@ -200,7 +203,7 @@ func (s *holdService) PlaceHold(ctx context.Context, req *keydv1.PlaceHoldReques
 	if err != nil {
 		return nil, err
 	}
-	return &keydv1.PlaceHoldResponse{Receipt: rec.Receipt, LedgerIndex: rec.Index}, nil
+	return &keydv1.PlaceHoldResponse{Receipt: rec.Receipt, LedgerIndex: rec.Index, Repeat: rec.Again, Binds: rec.Binds}, nil
 }
 
 func (s *holdService) ReleaseHold(ctx context.Context, req *keydv1.ReleaseHoldRequest) (*keydv1.ReleaseHoldResponse, error) {
@@ -208,7 +211,7 @@ func (s *holdService) ReleaseHold(ctx context.Context, req *keydv1.ReleaseHoldRe
 	if err != nil {
 		return nil, err
 	}
-	return &keydv1.ReleaseHoldResponse{Receipt: rec.Receipt, LedgerIndex: rec.Index}, nil
+	return &keydv1.ReleaseHoldResponse{Receipt: rec.Receipt, LedgerIndex: rec.Index, Repeat: rec.Again, Binds: rec.Binds}, nil
 }
 
 func (s *holdService) ListHolds(ctx context.Context, req *keydv1.ListHoldsRequest) (*keydv1.ListHoldsResponse, error) {

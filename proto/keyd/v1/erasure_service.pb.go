@@ -362,9 +362,14 @@ func (x *CancelDestructionRequest) GetReason() string {
 }
 
 type CancelDestructionResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Receipt       []byte                 `protobuf:"bytes,1,opt,name=receipt,proto3" json:"receipt,omitempty"`
-	LedgerIndex   uint64                 `protobuf:"varint,2,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Receipt     []byte                 `protobuf:"bytes,1,opt,name=receipt,proto3" json:"receipt,omitempty"`
+	LedgerIndex uint64                 `protobuf:"varint,2,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	// The request was answered before, and the receipt is that of then.
+	Repeat bool `protobuf:"varint,3,opt,name=repeat,proto3" json:"repeat,omitempty"`
+	// What has become of that whose destruction was called off: of several
+	// classes, of the one that is worst off.
+	State         SubjectState `protobuf:"varint,4,opt,name=state,proto3,enum=keyd.v1.SubjectState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -411,6 +416,20 @@ func (x *CancelDestructionResponse) GetLedgerIndex() uint64 {
 		return x.LedgerIndex
 	}
 	return 0
+}
+
+func (x *CancelDestructionResponse) GetRepeat() bool {
+	if x != nil {
+		return x.Repeat
+	}
+	return false
+}
+
+func (x *CancelDestructionResponse) GetState() SubjectState {
+	if x != nil {
+		return x.State
+	}
+	return SubjectState_SUBJECT_STATE_UNSPECIFIED
 }
 
 type DestroyTenantRequest struct {
@@ -633,9 +652,16 @@ type ReinstateResponse struct {
 	Receipt     []byte                 `protobuf:"bytes,1,opt,name=receipt,proto3" json:"receipt,omitempty"`
 	LedgerIndex uint64                 `protobuf:"varint,2,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
 	// The generation that began.
-	Generation    uint32 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Generation uint32 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	// The request was answered before, and the receipt is that of then.
+	Repeat bool `protobuf:"varint,4,opt,name=repeat,proto3" json:"repeat,omitempty"`
+	// What has become of what was reinstated: of several classes, of the one that
+	// is worst off.
+	State SubjectState `protobuf:"varint,5,opt,name=state,proto3,enum=keyd.v1.SubjectState" json:"state,omitempty"`
+	// The newest generation of it that lives now; zero: it is destroyed.
+	LivingGeneration uint32 `protobuf:"varint,6,opt,name=living_generation,json=livingGeneration,proto3" json:"living_generation,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ReinstateResponse) Reset() {
@@ -685,6 +711,27 @@ func (x *ReinstateResponse) GetLedgerIndex() uint64 {
 func (x *ReinstateResponse) GetGeneration() uint32 {
 	if x != nil {
 		return x.Generation
+	}
+	return 0
+}
+
+func (x *ReinstateResponse) GetRepeat() bool {
+	if x != nil {
+		return x.Repeat
+	}
+	return false
+}
+
+func (x *ReinstateResponse) GetState() SubjectState {
+	if x != nil {
+		return x.State
+	}
+	return SubjectState_SUBJECT_STATE_UNSPECIFIED
+}
+
+func (x *ReinstateResponse) GetLivingGeneration() uint32 {
+	if x != nil {
+		return x.LivingGeneration
 	}
 	return 0
 }
@@ -1008,10 +1055,12 @@ const file_keyd_v1_erasure_service_proto_rawDesc = "" +
 	"\x12destroy_request_id\x18\x03 \x01(\tR\x10destroyRequestId\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tR\trequestId\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"X\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x9d\x01\n" +
 	"\x19CancelDestructionResponse\x12\x18\n" +
 	"\areceipt\x18\x01 \x01(\fR\areceipt\x12!\n" +
-	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\"e\n" +
+	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\x12\x16\n" +
+	"\x06repeat\x18\x03 \x01(\bR\x06repeat\x12+\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x15.keyd.v1.SubjectStateR\x05state\"e\n" +
 	"\x14DestroyTenantRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
@@ -1031,13 +1080,16 @@ const file_keyd_v1_erasure_service_proto_rawDesc = "" +
 	"\rif_generation\x18\x04 \x01(\rR\fifGeneration\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x05 \x01(\tR\trequestId\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"p\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xe2\x01\n" +
 	"\x11ReinstateResponse\x12\x18\n" +
 	"\areceipt\x18\x01 \x01(\fR\areceipt\x12!\n" +
 	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\rR\n" +
-	"generation\"O\n" +
+	"generation\x12\x16\n" +
+	"\x06repeat\x18\x04 \x01(\bR\x06repeat\x12+\n" +
+	"\x05state\x18\x05 \x01(\x0e2\x15.keyd.v1.SubjectStateR\x05state\x12+\n" +
+	"\x11living_generation\x18\x06 \x01(\rR\x10livingGeneration\"O\n" +
 	"\x16DescribeSubjectRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
@@ -1114,27 +1166,29 @@ var file_keyd_v1_erasure_service_proto_depIdxs = []int32{
 	13, // 0: keyd.v1.DestroyKeyRequest.not_before:type_name -> google.protobuf.Timestamp
 	13, // 1: keyd.v1.DestroyKeyResponse.drained_by:type_name -> google.protobuf.Timestamp
 	13, // 2: keyd.v1.DestroyKeyResponse.due:type_name -> google.protobuf.Timestamp
-	13, // 3: keyd.v1.DestroyTenantResponse.drained_by:type_name -> google.protobuf.Timestamp
-	0,  // 4: keyd.v1.DescribeSubjectResponse.state:type_name -> keyd.v1.SubjectState
-	12, // 5: keyd.v1.DescribeSubjectResponse.classes:type_name -> keyd.v1.ClassState
-	11, // 6: keyd.v1.DescribeSubjectResponse.scheduled:type_name -> keyd.v1.ScheduledDestruction
-	13, // 7: keyd.v1.ScheduledDestruction.due:type_name -> google.protobuf.Timestamp
-	0,  // 8: keyd.v1.ClassState.state:type_name -> keyd.v1.SubjectState
-	1,  // 9: keyd.v1.ErasureService.DestroyKey:input_type -> keyd.v1.DestroyKeyRequest
-	7,  // 10: keyd.v1.ErasureService.Reinstate:input_type -> keyd.v1.ReinstateRequest
-	3,  // 11: keyd.v1.ErasureService.CancelDestruction:input_type -> keyd.v1.CancelDestructionRequest
-	5,  // 12: keyd.v1.ErasureService.DestroyTenant:input_type -> keyd.v1.DestroyTenantRequest
-	9,  // 13: keyd.v1.ErasureService.DescribeSubject:input_type -> keyd.v1.DescribeSubjectRequest
-	2,  // 14: keyd.v1.ErasureService.DestroyKey:output_type -> keyd.v1.DestroyKeyResponse
-	8,  // 15: keyd.v1.ErasureService.Reinstate:output_type -> keyd.v1.ReinstateResponse
-	4,  // 16: keyd.v1.ErasureService.CancelDestruction:output_type -> keyd.v1.CancelDestructionResponse
-	6,  // 17: keyd.v1.ErasureService.DestroyTenant:output_type -> keyd.v1.DestroyTenantResponse
-	10, // 18: keyd.v1.ErasureService.DescribeSubject:output_type -> keyd.v1.DescribeSubjectResponse
-	14, // [14:19] is the sub-list for method output_type
-	9,  // [9:14] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	0,  // 3: keyd.v1.CancelDestructionResponse.state:type_name -> keyd.v1.SubjectState
+	13, // 4: keyd.v1.DestroyTenantResponse.drained_by:type_name -> google.protobuf.Timestamp
+	0,  // 5: keyd.v1.ReinstateResponse.state:type_name -> keyd.v1.SubjectState
+	0,  // 6: keyd.v1.DescribeSubjectResponse.state:type_name -> keyd.v1.SubjectState
+	12, // 7: keyd.v1.DescribeSubjectResponse.classes:type_name -> keyd.v1.ClassState
+	11, // 8: keyd.v1.DescribeSubjectResponse.scheduled:type_name -> keyd.v1.ScheduledDestruction
+	13, // 9: keyd.v1.ScheduledDestruction.due:type_name -> google.protobuf.Timestamp
+	0,  // 10: keyd.v1.ClassState.state:type_name -> keyd.v1.SubjectState
+	1,  // 11: keyd.v1.ErasureService.DestroyKey:input_type -> keyd.v1.DestroyKeyRequest
+	7,  // 12: keyd.v1.ErasureService.Reinstate:input_type -> keyd.v1.ReinstateRequest
+	3,  // 13: keyd.v1.ErasureService.CancelDestruction:input_type -> keyd.v1.CancelDestructionRequest
+	5,  // 14: keyd.v1.ErasureService.DestroyTenant:input_type -> keyd.v1.DestroyTenantRequest
+	9,  // 15: keyd.v1.ErasureService.DescribeSubject:input_type -> keyd.v1.DescribeSubjectRequest
+	2,  // 16: keyd.v1.ErasureService.DestroyKey:output_type -> keyd.v1.DestroyKeyResponse
+	8,  // 17: keyd.v1.ErasureService.Reinstate:output_type -> keyd.v1.ReinstateResponse
+	4,  // 18: keyd.v1.ErasureService.CancelDestruction:output_type -> keyd.v1.CancelDestructionResponse
+	6,  // 19: keyd.v1.ErasureService.DestroyTenant:output_type -> keyd.v1.DestroyTenantResponse
+	10, // 20: keyd.v1.ErasureService.DescribeSubject:output_type -> keyd.v1.DescribeSubjectResponse
+	16, // [16:21] is the sub-list for method output_type
+	11, // [11:16] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_keyd_v1_erasure_service_proto_init() }

@@ -110,9 +110,13 @@ func (x *PlaceHoldRequest) GetRequestId() string {
 }
 
 type PlaceHoldResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Receipt       []byte                 `protobuf:"bytes,1,opt,name=receipt,proto3" json:"receipt,omitempty"`
-	LedgerIndex   uint64                 `protobuf:"varint,2,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Receipt     []byte                 `protobuf:"bytes,1,opt,name=receipt,proto3" json:"receipt,omitempty"`
+	LedgerIndex uint64                 `protobuf:"varint,2,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	// The request was answered before, and the receipt is that of then.
+	Repeat bool `protobuf:"varint,3,opt,name=repeat,proto3" json:"repeat,omitempty"`
+	// A hold of this id binds now.
+	Binds         bool `protobuf:"varint,4,opt,name=binds,proto3" json:"binds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -159,6 +163,20 @@ func (x *PlaceHoldResponse) GetLedgerIndex() uint64 {
 		return x.LedgerIndex
 	}
 	return 0
+}
+
+func (x *PlaceHoldResponse) GetRepeat() bool {
+	if x != nil {
+		return x.Repeat
+	}
+	return false
+}
+
+func (x *PlaceHoldResponse) GetBinds() bool {
+	if x != nil {
+		return x.Binds
+	}
+	return false
 }
 
 type ReleaseHoldRequest struct {
@@ -238,9 +256,13 @@ func (x *ReleaseHoldRequest) GetRequestId() string {
 }
 
 type ReleaseHoldResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Receipt       []byte                 `protobuf:"bytes,1,opt,name=receipt,proto3" json:"receipt,omitempty"`
-	LedgerIndex   uint64                 `protobuf:"varint,2,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Receipt     []byte                 `protobuf:"bytes,1,opt,name=receipt,proto3" json:"receipt,omitempty"`
+	LedgerIndex uint64                 `protobuf:"varint,2,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	// The request was answered before, and the receipt is that of then.
+	Repeat bool `protobuf:"varint,3,opt,name=repeat,proto3" json:"repeat,omitempty"`
+	// A hold of this id binds now: one that was placed since.
+	Binds         bool `protobuf:"varint,4,opt,name=binds,proto3" json:"binds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -287,6 +309,20 @@ func (x *ReleaseHoldResponse) GetLedgerIndex() uint64 {
 		return x.LedgerIndex
 	}
 	return 0
+}
+
+func (x *ReleaseHoldResponse) GetRepeat() bool {
+	if x != nil {
+		return x.Repeat
+	}
+	return false
+}
+
+func (x *ReleaseHoldResponse) GetBinds() bool {
+	if x != nil {
+		return x.Binds
+	}
+	return false
 }
 
 type ListHoldsRequest struct {
@@ -475,10 +511,12 @@ const file_keyd_v1_hold_service_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12,\n" +
 	"\x03end\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x03end\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x06 \x01(\tR\trequestId\"P\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\"~\n" +
 	"\x11PlaceHoldResponse\x12\x18\n" +
 	"\areceipt\x18\x01 \x01(\fR\areceipt\x12!\n" +
-	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\"\x9b\x01\n" +
+	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\x12\x16\n" +
+	"\x06repeat\x18\x03 \x01(\bR\x06repeat\x12\x14\n" +
+	"\x05binds\x18\x04 \x01(\bR\x05binds\"\x9b\x01\n" +
 	"\x12ReleaseHoldRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
@@ -486,10 +524,12 @@ const file_keyd_v1_hold_service_proto_rawDesc = "" +
 	"\ahold_id\x18\x03 \x01(\tR\x06holdId\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\"R\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"\x80\x01\n" +
 	"\x13ReleaseHoldResponse\x12\x18\n" +
 	"\areceipt\x18\x01 \x01(\fR\areceipt\x12!\n" +
-	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\"I\n" +
+	"\fledger_index\x18\x02 \x01(\x04R\vledgerIndex\x12\x16\n" +
+	"\x06repeat\x18\x03 \x01(\bR\x06repeat\x12\x14\n" +
+	"\x05binds\x18\x04 \x01(\bR\x05binds\"I\n" +
 	"\x10ListHoldsRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
