@@ -75,9 +75,16 @@ func (k *Keys) record(ctx context.Context, o *op) error {
 	return k.waitAnchored(ctx, o.size)
 }
 
-// waitAnchored returns when the anchor covers a tree of size entries.
+// waitAnchored returns when the anchor covers a tree of size entries. It answers
+// before ctx's deadline, after which nobody would hear what it was that was
+// waited for.
 func (k *Keys) waitAnchored(ctx context.Context, size uint64) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, k.cfg.AnchorTimeout, ledger.ErrAnchorUnavailable)
+	patience := k.cfg.AnchorTimeout
+	if at, limited := ctx.Deadline(); limited {
+		left := time.Until(at)
+		patience = min(patience, left-min(left/8, time.Second))
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, ledger.ErrAnchorUnavailable)
 	defer cancel()
 	if err := k.keeper.WaitFor(ctx, size); err != nil {
 		if cause := context.Cause(ctx); cause != nil && errors.Is(cause, ledger.ErrAnchorUnavailable) {

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -563,6 +565,22 @@ func TestListReceipts(t *testing.T) {
 	if err != nil || next != 0 || len(page) != 1 {
 		t.Errorf("of one subject: %d, next %d, %v", len(page), next, err)
 	}
+}
+
+// A caller that waits no longer than keyd would is told what it waits for.
+func TestAnchorDownAndAnImpatientCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _, _ := newMemoryRig(t)
+		r.seal("ann", "trace")
+		r.anchor.Inject = func(context.Context, string) anchortest.Fault { return anchortest.Lost }
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // as long as keyd's own patience
+		defer cancel()
+		_, err := r.DestroyKey(ctx, destroyRequest("ann", "r1"))
+		r.want("destroy", err, isUnavail)
+		if ctx.Err() != nil || !strings.Contains(err.Error(), "the anchor does not cover it yet; repeat the request") {
+			t.Errorf("it is told %q, its context: %v", err, ctx.Err())
+		}
+	})
 }
 
 // A request for a tenant that was not answered, because the anchor was away, is
