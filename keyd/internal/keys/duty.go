@@ -35,6 +35,7 @@ type duties struct {
 	spare     spareRoot
 	described map[uint32]time.Time // when the KMS was asked about an epoch's root
 	failures  map[uint32]failure   // of a verification
+	revivedAt time.Time            // when it was asked about closed epochs' roots
 
 	// Only the work on subjects uses these.
 	floors   map[string][]byte // by class: the last of its dead buckets
@@ -42,6 +43,7 @@ type duties struct {
 
 	mu      sync.Mutex
 	waiting map[uint32]string // what an epoch waits for
+	revived []uint32          // closed epochs whose roots exist, ascending
 }
 
 // duty is one of the two kinds of work.
@@ -236,6 +238,7 @@ func (d *duties) epochs(ctx context.Context, retry bool, clockErr error) (again 
 	if retry {
 		clear(d.failures)
 		clear(d.described)
+		d.revivedAt = time.Time{}
 	}
 	var es epochs
 	var rows []*storev1.Epoch
@@ -252,6 +255,7 @@ func (d *duties) epochs(ctx context.Context, retry bool, clockErr error) (again 
 	d.mu.Lock()
 	clear(d.waiting)
 	d.mu.Unlock()
+	d.lookForRevived(ctx, rows)
 	errs := []error{clockErr}
 	for _, e := range rows {
 		more, err := d.advance(ctx, es, rows, e, clockErr == nil)

@@ -44,7 +44,7 @@ func (k *Keys) Status(ctx context.Context) *keydv1.GetStatusResponse {
 		s.Components = append(s.Components, c)
 	}
 	add("store", err, "takes writes"+restored(meta.Restore))
-	add("kms", k.ring.health(), k.kms.Kind())
+	add("kms", k.kmsHealth(), k.kms.Kind())
 	code, where := k.anchor.Domain()
 	anchorErr := k.Serving()
 	if anchorErr == nil {
