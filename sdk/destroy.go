@@ -237,6 +237,17 @@ type SubjectStatus struct {
 	Holds []string
 	// LedgerIndexes are the ledger's entries about the subject, oldest first.
 	LedgerIndexes []uint64
+	// Scheduled are the destructions that are to come, soonest first.
+	Scheduled []ScheduledDestruction
+}
+
+// ScheduledDestruction is one that is to come: when it is due, or when no hold
+// binds any more if that is later.
+type ScheduledDestruction struct {
+	Due time.Time
+	// Classes are nil for the whole person.
+	Classes     []string
+	LedgerIndex uint64
 }
 
 // ClassStatus is the state of one class of a subject.
@@ -274,6 +285,9 @@ func (c *Client) Describe(ctx context.Context, tenant, subject string) (*Subject
 		return nil, malformed("a handle of a wrong size")
 	}
 	s.Handle = [16]byte(resp.GetHandle())
+	for _, d := range resp.GetScheduled() {
+		s.Scheduled = append(s.Scheduled, ScheduledDestruction{Due: d.GetDue().AsTime(), Classes: d.GetClasses(), LedgerIndex: d.GetLedgerIndex()})
+	}
 	for _, cs := range resp.GetClasses() {
 		class := ClassStatus{Class: cs.GetClass(), State: cs.GetState(), Generation: cs.GetGeneration()}
 		if id := cs.GetKeyId(); len(id) == envelope.KeyIDSize {

@@ -74,13 +74,16 @@ type destroyFlags struct {
 // did not answer when it was asked for the keys to check the receipt with.
 type destroyResult struct {
 	recordResult
-	AlreadyDestroyed bool          `json:"already_destroyed"`
-	Due              time.Time     `json:"due,omitzero"`
-	DrainedBy        time.Time     `json:"drained_by,omitzero"`
-	LivingGeneration uint32        `json:"living_generation,omitzero"`
-	Checked          bool          `json:"checked"`
-	Stages           *stagesResult `json:"stages"`
-	Statement        rawJSON       `json:"statement"`
+	AlreadyDestroyed bool      `json:"already_destroyed"`
+	Due              time.Time `json:"due,omitzero"`
+	DrainedBy        time.Time `json:"drained_by,omitzero"`
+	LivingGeneration uint32    `json:"living_generation,omitzero"`
+	// Existed is yes, no or unknown: whether there was a key; empty while
+	// nothing is destroyed.
+	Existed   string        `json:"existed,omitempty"`
+	Checked   bool          `json:"checked"`
+	Stages    *stagesResult `json:"stages"`
+	Statement rawJSON       `json:"statement"`
 }
 
 func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
@@ -130,6 +133,10 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 		AlreadyDestroyed: done.Already, Due: done.Due, DrainedBy: done.DrainedBy,
 		LivingGeneration: done.LivingGeneration,
 	}
+	destruction := destructionIn(done.Receipt)
+	if destruction != nil {
+		v.Existed = destruction.Existed
+	}
 	verified, unchecked := a.check(ctx, client, done.Receipt)
 	if verified != nil {
 		v.Checked = true
@@ -141,12 +148,22 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 		case v.LivingGeneration != 0:
 			fmt.Fprintf(w, "destroyed then, in generation %d; reinstated since, and living in generation %d: nothing was destroyed now\n",
 				d.generation, v.LivingGeneration)
+		case v.AlreadyDestroyed && v.Existed == receipt.ExistedNo:
+			fmt.Fprintln(w, "already fenced: no key existed, nothing was destroyed; the receipt is that of then")
 		case v.AlreadyDestroyed:
 			fmt.Fprintln(w, "already destroyed; the receipt is that of then")
 		case !v.Due.IsZero() && !v.Due.After(a.now()):
 			fmt.Fprintln(w, "waiting, not destroyed: it goes on when no legal hold binds; opens and seals are refused from now on")
 		case !v.Due.IsZero():
 			fmt.Fprintln(w, "scheduled, not destroyed: opens and seals are refused from now on")
+		case v.Existed == receipt.ExistedNo:
+			fmt.Fprintln(w, "fenced: no key existed, nothing was destroyed")
+		case v.Existed == receipt.ExistedUnknown:
+			fmt.Fprintln(w, "fenced: no key is known, nothing was destroyed; a restored key store may have lost one")
+		case destruction != nil && destruction.Scope == receipt.ScopeTenant:
+			fmt.Fprintln(w, "destroyed, with the whole tenant")
+		case destruction != nil && len(destruction.DeadKeys) == 0:
+			fmt.Fprintln(w, "destroyed: every key of it was destroyed before; the receipt names all of it")
 		default:
 			fmt.Fprintln(w, "destroyed")
 		}
@@ -168,6 +185,21 @@ func (a *app) destroy(ctx context.Context, d *destroyFlags) error {
 	return err
 }
 
+// destructionIn returns the destruction that a receipt, not verified, states;
+// nil if it states none.
+func destructionIn(b []byte) *receipt.Statement {
+	entries, err := receipt.Parse(b)
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		if s, err := receipt.ParseStatement(e.Statement); err == nil && s.Kind == receipt.Destroyed {
+			return s
+		}
+	}
+	return nil
+}
+
 // confirmDestroy has a person at a terminal confirm what is going to die.
 func (a *app) confirmDestroy(ctx context.Context, client *sdk.Client, d *destroyFlags, id string) error {
 	if d.subject.fromStdin() || !a.isTerminal(a.in) || !a.isTerminal(a.err) {
@@ -179,7 +211,7 @@ func (a *app) confirmDestroy(ctx context.Context, client *sdk.Client, d *destroy
 	if err != nil {
 		return err
 	}
-	newSubjectResult(d.subject.tenant, status).write(a.err)
+	newSubjectResult(d.subject.tenant, status, a.now()).write(a.err)
 	what := "the whole person, classes not used yet included"
 	if d.classes != nil {
 		what = "only " + strings.Join(d.classes, ", ")

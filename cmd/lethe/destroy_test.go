@@ -148,10 +148,76 @@ func TestDestroyAsksOnATerminal(t *testing.T) {
 func TestDestroyOfANeverSeenSubject(t *testing.T) {
 	c := newCLI(t)
 	out := c.ok("", "destroy", "--tenant", "acme", "--subject", "nobody", "--reason", "r", "--yes")
-	if !strings.Contains(out, "none existed") {
+	if !strings.HasPrefix(out, "fenced: no key existed, nothing was destroyed\n") || !strings.Contains(out, "none existed") {
 		t.Errorf("it does not say that no key existed:\n%s", out)
 	}
 	c.fails(10, "late", "seal", "--tenant", "acme", "--subject", "nobody", "--class", "trace")
+	v := c.object("", "destroy", "--tenant", "acme", "--subject", "nobody", "--reason", "r", "--yes", "--request-id", "again")
+	if v["existed"] != "no" || v["already_destroyed"] != true {
+		t.Errorf("again: %v", v)
+	}
+}
+
+// The headline of what was destroyed before, class by class.
+func TestDestroyOfWhatWasDead(t *testing.T) {
+	c := newCLI(t)
+	c.seal("content")
+	alice := []string{"destroy", "--tenant", "acme", "--subject", "alice", "--reason", "r", "--yes"}
+	if out := c.ok("", append(alice, "--class", "trace")...); !strings.HasPrefix(out, "destroyed\n") {
+		t.Errorf("one class:\n%s", out)
+	}
+	out := c.ok("", alice...)
+	if !strings.HasPrefix(out, "destroyed: every key of it was destroyed before; the receipt names all of it\n") || strings.Contains(out, "none existed") {
+		t.Errorf("the person:\n%s", out)
+	}
+}
+
+// An id from a file is taken byte for byte, and what may not be meant is told.
+func TestSubjectFileWarns(t *testing.T) {
+	c := newCLI(t)
+	for content, warned := range map[string]bool{
+		"alice": false, "alice\n": false, " alice": false, "al ice": false,
+		"alice\r\n": true, "alice\n\n": true, "alice ": true, "alice\u00a0": true, "\ufeffalice": true,
+	} {
+		status := []string{"subject", "status", "--tenant", "acme", "--subject-file", c.write("id", content)}
+		r := c.run("", status...)
+		if r.code != 0 || strings.HasPrefix(r.err, "warning: ") != warned || strings.Contains(r.err, "alice") {
+			t.Errorf("%q: exit code %d, %q", content, r.code, r.err)
+		}
+		r = c.run("", append(status, "--json")...)
+		if !warned && r.err != "" || warned && c.decode(r.err)["warning"] == nil {
+			t.Errorf("%q as JSON: %q", content, r.err)
+		}
+	}
+}
+
+// What is scheduled, and what it waits for, is in the subject's status.
+func TestStatusOfWhatIsScheduled(t *testing.T) {
+	c := newCLI(t)
+	c.seal("content")
+	alice := []string{"--tenant", "acme", "--subject", "alice", "--reason", "r"}
+	c.ok("", append([]string{"hold", "place", "case"}, alice...)...)
+	c.ok("", append([]string{"destroy", "--yes", "--wait-for-holds", "--class", "trace"}, alice...)...)
+	due := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+	c.ok("", append([]string{"destroy", "--yes", "--wait-for-holds", "--not-before", due}, alice...)...)
+	status := []string{"subject", "status", "--tenant", "acme", "--subject", "alice"}
+	all := c.object("", status...)["scheduled"].([]any)
+	if len(all) != 2 {
+		t.Fatalf("scheduled: %v", all)
+	}
+	first, second := all[0].(map[string]any), all[1].(map[string]any)
+	if first["classes"].([]any)[0] != "trace" || first["waiting_for"].([]any)[0] != "case" || first["ledger_index"] == "" {
+		t.Errorf("what waits: %v", first)
+	}
+	if second["classes"] != nil || len(second["waiting_for"].([]any)) != 0 || second["due"] != due {
+		t.Errorf("what is to come: %v", second)
+	}
+	out := c.ok("", status...)
+	for _, want := range []string{"WAITING FOR", "trace", "case", "the whole person", due} {
+		if !strings.Contains(out, want) {
+			t.Errorf("it does not say %q:\n%s", want, out)
+		}
+	}
 }
 
 func TestReinstate(t *testing.T) {

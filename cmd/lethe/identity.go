@@ -6,6 +6,8 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -103,7 +105,11 @@ func (s *subjectsFlags) fromStdin() bool { return slices.Contains(s.files, "-") 
 // readSubject reads the id that a file holds.
 func (a *app) readSubject(file string) (string, error) {
 	b, err := a.readSmall(file, ident.MaxSubject+1)
-	return string(bytes.TrimSuffix(b, []byte("\n"))), err
+	b = bytes.TrimSuffix(b, []byte("\n"))
+	if last, _ := utf8.DecodeLastRune(b); unicode.IsSpace(last) || bytes.HasPrefix(b, []byte("\ufeff")) {
+		a.warn("the id in the file ends in white space, such as a carriage return, or begins with a byte order mark; it is taken byte for byte, with that")
+	}
+	return string(b), err
 }
 
 func (a *app) addTenantFlag(c *cobra.Command, tenant *string) {

@@ -164,6 +164,15 @@ func (a *app) note(format string, args ...any) {
 	}
 }
 
+// warn is note for what must not be missed: with --json too, on a line of its own.
+func (a *app) warn(text string) {
+	if a.json {
+		_ = encodeJSON(a.err, map[string]string{"warning": text})
+		return
+	}
+	fmt.Fprintln(a.err, "warning: "+text)
+}
+
 // table writes rows in columns; the first is the heading.
 func table(w io.Writer, rows [][]string) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -157,7 +157,8 @@ func notYet(s receipt.Stages, now time.Time) []string {
 		}
 	}
 	add("destroyed", !s.Destroyed.IsZero())
-	add("drained", !s.DrainedBy.IsZero() && !now.Before(s.DrainedBy))
+	// What is only scheduled may have been cancelled since: no clock drains it.
+	add("drained", !s.Destroyed.IsZero() && !s.DrainedBy.IsZero() && !now.Before(s.DrainedBy))
 	add("sanitised", !s.Sanitised.IsZero())
 	add("final", !s.Final.IsZero())
 	return missing

@@ -2,9 +2,12 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"lethe/sdk/receipt"
 )
 
 func TestReceiptVerify(t *testing.T) {
@@ -290,4 +293,23 @@ func TestLedgerConsistency(t *testing.T) {
 	c.keyd.Stop()
 	c.fails(16, "", consistency(old, c.path("new"))...)
 	c.fails(16, "", consistency(old)...)
+}
+
+// No clock drains what is only scheduled: it may have been cancelled since.
+func TestScheduledIsNotDrainedByTheClock(t *testing.T) {
+	c := newCLI(t)
+	c.seal("content")
+	due := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+	c.ok("", "destroy", "--tenant", "acme", "--subject", "alice", "--reason", "r", "--yes", "--not-before", due, "--receipt", c.path("receipt"))
+	keys, err := receipt.PinKeys(strings.TrimSpace(c.ok("", "ledger", "key")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := receipt.Verify([]byte(c.read("receipt")), keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := newStagesResult(v, time.Now().Add(48*time.Hour)); !slices.Contains(r.NotYet, "drained") || r.DrainedBy == nil {
+		t.Errorf("two days on: %+v", r)
+	}
 }

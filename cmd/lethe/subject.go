@@ -7,6 +7,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -32,6 +33,16 @@ type subjectResult struct {
 	Classes       []subjectClassResult `json:"classes"`
 	Holds         []string             `json:"holds"`
 	LedgerIndexes []string             `json:"ledger_indexes"`
+	Scheduled     []scheduledResult    `json:"scheduled"`
+}
+
+// scheduledResult is a destruction that is to come.
+type scheduledResult struct {
+	Due         time.Time `json:"due"`
+	Classes     []string  `json:"classes"` // null: the whole person
+	LedgerIndex uint64    `json:"ledger_index,string"`
+	// WaitingFor are the holds that keep what is due from being carried out.
+	WaitingFor []string `json:"waiting_for"`
 }
 
 type subjectClassResult struct {
@@ -47,10 +58,17 @@ func stateName(s keydv1.SubjectState) string {
 	return strings.ToLower(strings.TrimPrefix(s.String(), "SUBJECT_STATE_"))
 }
 
-func newSubjectResult(tenant string, s *sdk.SubjectStatus) subjectResult {
+func newSubjectResult(tenant string, s *sdk.SubjectStatus, now time.Time) subjectResult {
 	v := subjectResult{
 		Tenant: tenant, Handle: hex.EncodeToString(s.Handle[:]), State: stateName(s.State), Generation: s.Generation,
-		Classes: []subjectClassResult{}, Holds: append([]string{}, s.Holds...), LedgerIndexes: []string{},
+		Classes: []subjectClassResult{}, Holds: append([]string{}, s.Holds...), LedgerIndexes: []string{}, Scheduled: []scheduledResult{},
+	}
+	for _, d := range s.Scheduled {
+		r := scheduledResult{Due: d.Due.UTC(), Classes: d.Classes, LedgerIndex: d.LedgerIndex, WaitingFor: []string{}}
+		if !now.Before(d.Due) {
+			r.WaitingFor = v.Holds
+		}
+		v.Scheduled = append(v.Scheduled, r)
 	}
 	for _, c := range s.Classes {
 		r := subjectClassResult{Class: c.Class, State: stateName(c.State), Generation: c.Generation, DeadKeyIDs: []string{}}
@@ -86,6 +104,18 @@ func (v subjectResult) write(w io.Writer) {
 		"holds", strings.Join(v.Holds, ", "),
 		"ledger", strings.Join(v.LedgerIndexes, ", "),
 	)
+	if len(v.Scheduled) != 0 {
+		fmt.Fprintln(w)
+		rows := [][]string{{"SCHEDULED", "WHAT", "LEDGER", "WAITING FOR"}}
+		for _, d := range v.Scheduled {
+			what := "the whole person"
+			if len(d.Classes) != 0 {
+				what = strings.Join(d.Classes, ", ")
+			}
+			rows = append(rows, []string{instant(d.Due), what, strconv.FormatUint(d.LedgerIndex, 10), orDash(strings.Join(d.WaitingFor, ", "))})
+		}
+		table(w, rows)
+	}
 	if len(v.Classes) == 0 {
 		return
 	}
@@ -107,7 +137,7 @@ func (a *app) subjectStatusCommand() *cobra.Command {
 		Use:   "status --tenant T --subject S",
 		Short: "Show a subject's state, keys and holds",
 		Long: `Status shows the state of a subject and its classes, the ids of its keys, the
-holds that bind and its entries in the ledger. A subject that keyd has never
+holds that bind, what is scheduled, and its entries in the ledger. A subject that keyd has never
 seen is absent, which proves nothing.
 ` + subjectHelp,
 		Example: "  lethe subject status --tenant acme --subject-file id.txt",
@@ -121,7 +151,7 @@ seen is absent, which proves nothing.
 			if err != nil {
 				return err
 			}
-			v := newSubjectResult(s.tenant, status)
+			v := newSubjectResult(s.tenant, status, a.now())
 			return a.print(v, v.write)
 		})
 	})

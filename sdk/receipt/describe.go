@@ -137,15 +137,19 @@ func (p *printer) stages(st Stages) {
 		p.line("cancelled", "at %s: nothing was destroyed", stamp(st.Cancelled))
 		return
 	}
-	p.line("denied", "since %s: nobody is given these keys", stamp(st.Denied))
 	if st.Destroyed.IsZero() {
+		p.line("denied", "since %s: nobody is given these keys, unless it was cancelled since, which this receipt cannot show", stamp(st.Denied))
 		p.line("destroyed", "not stated; due at %s, or when no legal hold binds any more; can be cancelled until it is done", stamp(st.Due))
 	} else {
+		p.line("denied", "since %s: nobody is given these keys", stamp(st.Denied))
 		p.line("destroyed", "at %s", stamp(st.Destroyed))
 	}
-	if st.DrainedBy.IsZero() {
+	switch {
+	case st.DrainedBy.IsZero():
 		p.line("drained", "not stated")
-	} else {
+	case st.Destroyed.IsZero():
+		p.line("drained", "not stated: unless it was cancelled since, no client that follows the protocol can open the data after %s", stamp(st.DrainedBy))
+	default:
 		p.line("drained", "by %s: no client that follows the protocol can open the data after that; "+
 			"one that keeps a key against the rules can", stamp(st.DrainedBy))
 	}

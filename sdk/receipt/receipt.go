@@ -285,14 +285,16 @@ func (v *Verified) endsEpoch(i int) bool {
 // time means that the receipt does not state that stage: not that it happened,
 // nor that it did not.
 type Stages struct {
-	// Denied is since when the keys are refused.
+	// Denied is since when the keys are refused; while Destroyed is zero, until
+	// a cancellation, which the receipt may not show.
 	Denied time.Time
 	// Destroyed is when they were destroyed; zero while it is only scheduled
 	// for Due.
 	Destroyed, Due time.Time
 	// Cancelled is when the scheduled destruction was called off.
 	Cancelled time.Time
-	// DrainedBy is when the last lease is over. It was stated in advance.
+	// DrainedBy is when the last lease is over. It was stated in advance; while
+	// Destroyed is zero, a cancellation that the receipt does not show voids it.
 	DrainedBy time.Time
 	// Sanitised is when keyd stated that its store holds no bytes of the keys.
 	Sanitised time.Time

@@ -622,9 +622,11 @@ func TestDescribe(t *testing.T) {
 		"destroyed, sanitised, kept":     {"final:       no: at 2026-03-10T21:00:00.250Z the destruction of the root was called off"},
 		"destroyed, sanitised, retiring": {"final:       not stated yet: the root is to be destroyed at 2026-03-10T18:13:30.250Z"},
 		"no key existed, no final date":  {"none existed", "final:       not stated, and no date is given"},
-		"scheduled":                      {"destroyed:   not stated; due at 2026-03-01T13:00:00.250Z", "sanitised:   not stated"},
-		"scheduled, cancelled":           {"nothing was destroyed"},
-		"the next key":                   {nextKey, "anchor:      not stated"},
+		"scheduled": {"destroyed:   not stated; due at 2026-03-01T13:00:00.250Z", "sanitised:   not stated",
+			"denied:      since 2026-03-01T12:00:10.250Z: nobody is given these keys, unless it was cancelled since", "drained:     not stated"},
+		"scheduled, its tenant destroyed": {"denied:      since 2026-03-01T12:00:10.250Z: nobody is given these keys\n", "all of the tenant's destroyed", "drained:     by"},
+		"scheduled, cancelled":            {"nothing was destroyed"},
+		"the next key":                    {nextKey, "anchor:      not stated"},
 	} {
 		v, err := receipt.Verify(all[name], l.pinned())
 		if err != nil {
