@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -202,7 +203,7 @@ func secondCopy(t *testing.T, env []string, flags ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	data, copied := dataDir(t), dataDir(t)
+	data := dataDir(t)
 	d, client := start(t, data, env, flags...)
 	if _, err := keydv1.NewAdminServiceClient(client.Conn()).CreateTenant(ctx, &keydv1.CreateTenantRequest{Tenant: "acme"}); err != nil {
 		t.Fatal(err)
@@ -213,19 +214,25 @@ func secondCopy(t *testing.T, env []string, flags ...string) {
 	}
 	client.Close()
 	d.stop(t)
-	if err := os.CopyFS(copied, os.DirFS(data)); err != nil {
+	stale := copyData(t, data)
+	one, ofOne := start(t, data, env, flags...)
+	if strings.Contains(one.said(), waits) {
+		t.Errorf("the one after an end waits:\n%s", one.said())
+	}
+	// One that was copied before the other began is not the store that serves.
+	if said := fails(t, stale, env, flags...); !strings.Contains(said, "a copy of it has served since") || !strings.Contains(said, "restore --replay") {
+		t.Errorf("a copy from before: %s", said)
+	}
+	if err := one.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"keyfile", "roots", "roots.lock"} {
-		if err := os.Chmod(filepath.Join(copied, "kms", name), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	copied := copyData(t, data)
+	if err := one.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
 	}
-
-	one, ofOne := start(t, data, env, flags...)
 	two, ofTwo := start(t, copied, env, flags...)
-	if strings.Contains(one.said(), waits) || !strings.Contains(two.said(), waits) {
-		t.Errorf("the one after an end waits, or the one beside it does not:\n%s\n%s", one.said(), two.said())
+	if !strings.Contains(two.said(), waits) {
+		t.Errorf("the one beside it does not wait:\n%s", two.said())
 	}
 	if _, err := ofTwo.DestroyKey(ctx, sdk.DestroyRequest{Tenant: "acme", Subject: "alice", RequestID: "r1", Reason: "gdpr-17"}); err != nil {
 		t.Fatal(err)
@@ -251,6 +258,23 @@ func secondCopy(t *testing.T, env []string, flags ...string) {
 	}
 	ofTwo.Close()
 	two.stop(t)
+}
+
+// copyData copies a keyd's store and roots.
+func copyData(t *testing.T, data string) string {
+	t.Helper()
+	to := dataDir(t)
+	for _, part := range []string{"store", "kms"} {
+		if err := os.CopyFS(filepath.Join(to, part), os.DirFS(filepath.Join(data, part))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"keyfile", "roots", "roots.lock"} {
+		if err := os.Chmod(filepath.Join(to, "kms", name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return to
 }
 
 func TestAnchorFlag(t *testing.T) {

@@ -100,7 +100,11 @@ func (v *restoreResult) write(w io.Writer) {
 		return
 	}
 	what := v.done.Kinds()
-	if what == "" {
+	switch {
+	case what != "":
+	case v.done.CopyServed:
+		what = "no entry was missing; but a copy of this store has served since, or the anchor is an older one"
+	default:
 		what = "nothing was missing"
 	}
 	facts(w, "replayed", what, "ledger", fmt.Sprintf("%d entries, as the anchor has it; there were %d", v.LedgerTo, v.LedgerFrom))

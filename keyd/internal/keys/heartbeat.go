@@ -108,6 +108,8 @@ func (k *Keys) beatLoop(ctx context.Context) {
 		attempt, cancel := context.WithTimeout(ctx, beatTimeout)
 		if err := k.beat(attempt); err != nil && ctx.Err() == nil {
 			k.log.Warn("heartbeat not written", "error", err)
+		} else if k.term.wanted {
+			k.enterWanted(attempt)
 		}
 		cancel()
 		k.ring.sweep()
@@ -122,7 +124,7 @@ func (k *Keys) beatLoop(ctx context.Context) {
 // buryOthers removes the rows of keyds that can no longer be: when this one
 // has the store for itself, nobody is waited for who was killed.
 func (k *Keys) buryOthers(ctx context.Context) error {
-	if s, ok := k.store.(interface{ Exclusive() bool }); !ok || !s.Exclusive() {
+	if !k.exclusive() {
 		return nil
 	}
 	var others []peer
@@ -150,16 +152,6 @@ func (k *Keys) leave() {
 	err := k.store.Update(ctx, func(tx Tx) error { return tx.Delete(heartbeatKey(k.pulse.id)) })
 	if err != nil {
 		k.log.Debug("heartbeat not removed; it lapses", "error", err)
-	}
-}
-
-// endTerm says at the anchor that this keyd serves no more, so that the next one
-// need not wait.
-func (k *Keys) endTerm() {
-	ctx, cancel := context.WithTimeout(context.Background(), beatTimeout)
-	defer cancel()
-	if err := k.keeper.Leave(ctx); err != nil {
-		k.log.Info("the anchor was not told that this keyd ends; the next one waits", "error", err)
 	}
 }
 

@@ -69,6 +69,7 @@ type Keys struct {
 	requestKey []byte
 
 	pulse  pulse
+	term   term
 	duties *duties
 
 	closing    closingSet

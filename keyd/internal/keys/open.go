@@ -2,7 +2,6 @@ package keys
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -255,7 +254,7 @@ func (k *Keys) startLedger(ctx context.Context) (err error) {
 		View: func(ctx context.Context, fn func(ledger.Reader) error) error {
 			return k.store.View(ctx, func(r Reader) error { return fn(r) })
 		},
-		Anchor: k.anchor, Signer: k.signer, Logger: k.log, CheckEvery: anchorCheckInterval,
+		Anchor: k.anchor, Signer: k.signer, Follows: k.follows, Logger: k.log, CheckEvery: anchorCheckInterval,
 	})
 	if err != nil {
 		return err
@@ -315,34 +314,4 @@ func (k *Keys) auditMirror(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// anchorCheckInterval is how often a running keyd compares store and anchor,
-// and looks whether another one has taken over.
-const anchorCheckInterval = 10 * time.Second
-
-// TakeOver is how long a keyd waits, before it serves, for one of which it does
-// not know whether it has ended: until that one has seen, where it reaches the
-// anchor, that it was taken over from.
-const TakeOver = anchorCheckInterval + 5*time.Second
-
-// takeOver makes this keyd the one that has the anchor for the store, if no
-// other process can have that store: who else would have the anchor has a copy,
-// and would issue the keys that this one destroys. The later one goes on.
-func (k *Keys) takeOver(ctx context.Context) error {
-	if s, ok := k.store.(interface{ Exclusive() bool }); !ok || !s.Exclusive() {
-		return nil
-	}
-	left, err := k.keeper.Enter(ctx, hex.EncodeToString(k.pulse.id[:]))
-	if err != nil {
-		return fmt.Errorf("taking over the anchor: %w", err)
-	}
-	if a, ok := k.anchor.(interface{ Exclusive() bool }); left || k.cfg.TakeOver <= 0 || ok && a.Exclusive() {
-		return nil
-	}
-	k.log.Info("the keyd that served last did not say that it ended; waiting until it has seen that this one takes over", "for", k.cfg.TakeOver)
-	if err := pause(ctx, k.cfg.TakeOver); err != nil {
-		return err
-	}
-	return k.keeper.Check(ctx)
 }

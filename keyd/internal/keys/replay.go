@@ -70,6 +70,9 @@ type Replayed struct {
 	Epoch, Draining uint32
 	// CalledOff are the epochs the destruction of whose roots was called off.
 	CalledOff []uint32
+	// CopyServed: a copy of the store has served since this one did, or the
+	// anchor is older than the store.
+	CopyServed bool
 }
 
 // MarkRestored marks a store that was made from a backup, before it is put in
@@ -122,14 +125,31 @@ func Replay(ctx context.Context, cfg Config, o ReplayOptions) (*Replayed, error)
 		return nil, err
 	}
 	defer clear(k.requestKey)
-	switch err := k.startLedger(ctx); {
+	// What is entered after this is not what the replayed store goes on after.
+	if p.newest, err = k.anchor.Enter(ctx, ledger.Term{}); err != nil {
+		return nil, err
+	}
+	err = k.startLedger(ctx)
+	k.term.adopts = true
+	if errors.Is(err, ErrCopyServed) {
+		p.done.CopyServed = true
+		if err = k.startLedger(ctx); err == nil {
+			err = k.changeMeta(ctx, func(meta *storev1.Meta) error {
+				if !meta.Restore.GetPending() {
+					meta.Restore = &storev1.Restore{Pending: true, FromSize: k.LedgerSize()}
+				}
+				return nil
+			})
+		}
+	}
+	switch {
 	case errors.Is(err, ledger.ErrBehind):
 		if err := p.run(ctx); err != nil {
 			return nil, err
 		}
 	case err != nil:
 		return nil, err
-	case !meta.Restore.GetPending():
+	case !meta.Restore.GetPending() && !p.done.CopyServed:
 		p.done.From, p.done.To = k.LedgerSize(), k.LedgerSize()
 		p.done.Epoch, p.done.Draining = meta.Epoch, meta.Draining
 		return p.done, nil
@@ -144,6 +164,8 @@ type replay struct {
 	k    *Keys
 	o    ReplayOptions
 	done *Replayed
+	// newest is the anchor's newest term when the replay began.
+	newest ledger.Term
 	// loaded are the keys of tenants that statements needed.
 	loaded map[string]*tenantKeys
 }
@@ -302,6 +324,9 @@ func (p *replay) finish(ctx context.Context) error {
 		p.done.Epoch, p.done.Draining = meta.Epoch, meta.Draining
 		r := &storev1.Restore{DoneMs: now.UnixMilli(), FromSize: meta.Restore.GetFromSize(), ToSize: head.Size, BackupMs: meta.Restore.GetBackupMs()}
 		meta.Restore = r
+		if k.exclusive() {
+			meta.Terms = knownTerm(p.newest)
+		}
 		if err := putRow(tx, metaKey(), &meta); err != nil {
 			return err
 		}

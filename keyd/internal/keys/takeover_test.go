@@ -11,7 +11,7 @@ import (
 	"lethe/keyd/store/badger"
 )
 
-// copied opens a copy of the rig's store, which must be closed.
+// copied opens a copy of the rig's store, which must be closed or at rest.
 func (r *rig) copied(name string) keys.Store {
 	r.t.Helper()
 	dir := filepath.Join(r.dir, name)
@@ -32,10 +32,10 @@ func TestTakenOver(t *testing.T) {
 	r := newRig(t)
 	k := r.seal("alice", "memory")
 	r.close()
-	copied := r.copied("copy")
 	older := r.copied("older")
 	r.open(false)
 	one := r.Keys
+	copied := r.copied("copy")
 	if _, err := r.ask(openQuery("acme", "alice", "memory", k)); err != nil {
 		t.Fatal(err)
 	}
@@ -64,4 +64,10 @@ func TestTakenOver(t *testing.T) {
 		t.Errorf("the later one: %v, %v", err, two.Serving())
 	}
 	two.Close()
+	one.Close()
+	if _, err := keys.Open(t.Context(), r.config()); !errors.Is(err, ledger.ErrForked) { // by the destruction that it did not acknowledge
+		t.Errorf("the older one, again: %v", err)
+	}
+	r.Keys = nil
+	r.store.Close()
 }

@@ -46,6 +46,10 @@ type KeeperOptions struct {
 	Signer *Signer
 	// PastKeys are verifier keys that signed checkpoints before Signer's.
 	PastKeys []string
+	// Follows returns why nothing is written to the anchor after a term that
+	// another Keeper entered, or nil; ErrBehind: the store is not the one that
+	// was served in it. It is asked as long as no term is entered. Nil: no reason.
+	Follows func(ctx context.Context, newest Term) error
 	// Logger; nil: slog.Default.
 	Logger *slog.Logger
 	// CheckEvery is how often Run compares store and anchor when nothing else
@@ -63,6 +67,7 @@ type Keeper struct {
 	anchor     Anchor
 	signer     *Signer
 	keys       *receipt.Keys
+	follows    func(context.Context, Term) error
 	log        *slog.Logger
 	checkEvery time.Duration
 
@@ -88,7 +93,7 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 		return nil, err
 	}
 	k := &Keeper{
-		view: o.View, anchor: o.Anchor, signer: o.Signer, keys: keys, log: o.Logger, checkEvery: o.CheckEvery,
+		view: o.View, anchor: o.Anchor, signer: o.Signer, keys: keys, follows: o.Follows, log: o.Logger, checkEvery: o.CheckEvery,
 		turn: make(chan struct{}, 1), kick: make(chan struct{}, 1), changed: make(chan struct{}),
 	}
 	if k.log == nil {
@@ -104,7 +109,8 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 // Check compares the store with the anchor, then brings the anchor up to the
 // store. It fails with
 //
-//   - ErrBehind (a *BehindError): the store lacks entries;
+//   - ErrBehind (a *BehindError): the store lacks entries; or what Follows
+//     says;
 //   - ErrForked: one is not a prefix of the other, or the anchor is another
 //     ledger's. From then on every call fails with it;
 //   - ErrAnchorMissing: the anchor is empty and the ledger is not;
@@ -156,8 +162,10 @@ func (k *Keeper) Rebuild(ctx context.Context) error {
 // has none of its entries covered any more. Enter reports whether the term
 // before was left, or there was none: otherwise its keyd may serve until it
 // checks. What that one had covered by now, the next Check sees. A Check must
-// have succeeded: a store that is behind drives nobody out.
-func (k *Keeper) Enter(ctx context.Context, holder string) (left bool, err error) {
+// have succeeded: a store that is behind drives nobody out. About each term that
+// it is about to enter it asks first, with the newest one that is there; an
+// error of before ends it.
+func (k *Keeper) Enter(ctx context.Context, holder string, before func(newest, next Term) error) (left bool, err error) {
 	err = k.attempt(ctx, func(ctx context.Context) error {
 		k.mu.Lock()
 		ready := k.checked && k.verdict == nil
@@ -168,7 +176,10 @@ func (k *Keeper) Enter(ctx context.Context, holder string) (left bool, err error
 		last, err := k.anchor.Enter(ctx, Term{})
 		for err == nil && last.Holder != holder {
 			left = last.Holder == ""
-			last, err = k.anchor.Enter(ctx, Term{last.Number + 1, holder})
+			next := Term{last.Number + 1, holder}
+			if err = before(last, next); err == nil {
+				last, err = k.anchor.Enter(ctx, next)
+			}
 		}
 		if err == nil {
 			k.mu.Lock()
@@ -423,15 +434,32 @@ func (k *Keeper) compareAndPush(ctx context.Context, seen uint64, mayCreate func
 	if err != nil {
 		return err
 	}
-	if empty {
-		k.setAnchored(0)
-		return k.push(ctx)
+	if !empty {
+		if err := k.match(ctx, newest); err != nil {
+			return err
+		}
 	}
-	if err := k.match(ctx, newest); err != nil {
+	if err := k.mayFollow(ctx); err != nil {
 		return err
 	}
 	k.setAnchored(newest.Size)
 	return k.push(ctx)
+}
+
+// mayFollow asks whether the store follows the anchor's newest term, before the
+// Keeper has one of its own.
+func (k *Keeper) mayFollow(ctx context.Context) error {
+	k.mu.Lock()
+	entered := k.term.Number != 0
+	k.mu.Unlock()
+	if entered || k.follows == nil {
+		return nil
+	}
+	newest, err := k.anchor.Enter(ctx, Term{})
+	if err != nil {
+		return err
+	}
+	return k.follows(ctx, newest)
 }
 
 // open verifies an object's checkpoint and that it is of this ledger.

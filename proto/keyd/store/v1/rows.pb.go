@@ -267,7 +267,10 @@ type Meta struct {
 	// Number of the epoch that is being prepared; zero if none.
 	Preparing uint32 `protobuf:"varint,6,opt,name=preparing,proto3" json:"preparing,omitempty"`
 	// The newest restore of this store; unset: there was none.
-	Restore       *Restore `protobuf:"bytes,7,opt,name=restore,proto3" json:"restore,omitempty"`
+	Restore *Restore `protobuf:"bytes,7,opt,name=restore,proto3" json:"restore,omitempty"`
+	// After which terms of the anchor this store may serve; unset: it never had
+	// the anchor for itself.
+	Terms         *Terms `protobuf:"bytes,8,opt,name=terms,proto3" json:"terms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -351,6 +354,122 @@ func (x *Meta) GetRestore() *Restore {
 	return nil
 }
 
+func (x *Meta) GetTerms() *Terms {
+	if x != nil {
+		return x.Terms
+	}
+	return nil
+}
+
+// Terms are those of the anchor's terms that may be its newest although no other
+// copy of this store has served since this one did.
+type Terms struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The term in which this store served last. Its end counts as it.
+	Served *Term `protobuf:"bytes,1,opt,name=served,proto3" json:"served,omitempty"`
+	// What was found at the anchor before a term was entered, or by a replay, and
+	// the terms of which it is not known whether they were entered.
+	Known         []*Term `protobuf:"bytes,2,rep,name=known,proto3" json:"known,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Terms) Reset() {
+	*x = Terms{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Terms) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Terms) ProtoMessage() {}
+
+func (x *Terms) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Terms.ProtoReflect.Descriptor instead.
+func (*Terms) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Terms) GetServed() *Term {
+	if x != nil {
+		return x.Served
+	}
+	return nil
+}
+
+func (x *Terms) GetKnown() []*Term {
+	if x != nil {
+		return x.Known
+	}
+	return nil
+}
+
+type Term struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	Holder        string                 `protobuf:"bytes,2,opt,name=holder,proto3" json:"holder,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Term) Reset() {
+	*x = Term{}
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Term) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Term) ProtoMessage() {}
+
+func (x *Term) ProtoReflect() protoreflect.Message {
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Term.ProtoReflect.Descriptor instead.
+func (*Term) Descriptor() ([]byte, []int) {
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Term) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Term) GetHolder() string {
+	if x != nil {
+		return x.Holder
+	}
+	return ""
+}
+
 // Restore says that this store was made from a backup, or was put back.
 type Restore struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -371,7 +490,7 @@ type Restore struct {
 
 func (x *Restore) Reset() {
 	*x = Restore{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[1]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -383,7 +502,7 @@ func (x *Restore) String() string {
 func (*Restore) ProtoMessage() {}
 
 func (x *Restore) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[1]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -396,7 +515,7 @@ func (x *Restore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Restore.ProtoReflect.Descriptor instead.
 func (*Restore) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{1}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Restore) GetPending() bool {
@@ -480,7 +599,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -492,7 +611,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[2]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -505,7 +624,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{2}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Epoch) GetNumber() uint32 {
@@ -670,7 +789,7 @@ type Rewrap struct {
 
 func (x *Rewrap) Reset() {
 	*x = Rewrap{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +801,7 @@ func (x *Rewrap) String() string {
 func (*Rewrap) ProtoMessage() {}
 
 func (x *Rewrap) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[3]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +814,7 @@ func (x *Rewrap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewrap.ProtoReflect.Descriptor instead.
 func (*Rewrap) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{3}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Rewrap) GetCursor() []byte {
@@ -770,7 +889,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +901,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[4]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +914,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{4}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Heartbeat) GetBeat() uint64 {
@@ -843,7 +962,7 @@ type Duty struct {
 
 func (x *Duty) Reset() {
 	*x = Duty{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +974,7 @@ func (x *Duty) String() string {
 func (*Duty) ProtoMessage() {}
 
 func (x *Duty) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[5]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +987,7 @@ func (x *Duty) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Duty.ProtoReflect.Descriptor instead.
 func (*Duty) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{5}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Duty) GetHolder() []byte {
@@ -913,7 +1032,7 @@ type Wrapped struct {
 
 func (x *Wrapped) Reset() {
 	*x = Wrapped{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1044,7 @@ func (x *Wrapped) String() string {
 func (*Wrapped) ProtoMessage() {}
 
 func (x *Wrapped) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[6]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1057,7 @@ func (x *Wrapped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wrapped.ProtoReflect.Descriptor instead.
 func (*Wrapped) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{6}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Wrapped) GetKekId() []byte {
@@ -986,7 +1105,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1117,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[7]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1130,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{7}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Tenant) GetName() string {
@@ -1110,7 +1229,7 @@ type Class struct {
 
 func (x *Class) Reset() {
 	*x = Class{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1122,7 +1241,7 @@ func (x *Class) String() string {
 func (*Class) ProtoMessage() {}
 
 func (x *Class) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[8]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1135,7 +1254,7 @@ func (x *Class) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Class.ProtoReflect.Descriptor instead.
 func (*Class) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{8}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Class) GetName() string {
@@ -1233,7 +1352,7 @@ type LeasePolicy struct {
 
 func (x *LeasePolicy) Reset() {
 	*x = LeasePolicy{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1364,7 @@ func (x *LeasePolicy) String() string {
 func (*LeasePolicy) ProtoMessage() {}
 
 func (x *LeasePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[9]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1377,7 @@ func (x *LeasePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasePolicy.ProtoReflect.Descriptor instead.
 func (*LeasePolicy) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{9}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LeasePolicy) GetLeaseMs() int64 {
@@ -1298,7 +1417,7 @@ type Subject struct {
 
 func (x *Subject) Reset() {
 	*x = Subject{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1310,7 +1429,7 @@ func (x *Subject) String() string {
 func (*Subject) ProtoMessage() {}
 
 func (x *Subject) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[10]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1323,7 +1442,7 @@ func (x *Subject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Subject.ProtoReflect.Descriptor instead.
 func (*Subject) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{10}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Subject) GetState() LifeState {
@@ -1399,7 +1518,7 @@ type Schedule struct {
 
 func (x *Schedule) Reset() {
 	*x = Schedule{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +1530,7 @@ func (x *Schedule) String() string {
 func (*Schedule) ProtoMessage() {}
 
 func (x *Schedule) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[11]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +1543,7 @@ func (x *Schedule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Schedule.ProtoReflect.Descriptor instead.
 func (*Schedule) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{11}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Schedule) GetDueMs() int64 {
@@ -1480,7 +1599,7 @@ type HeldSubject struct {
 
 func (x *HeldSubject) Reset() {
 	*x = HeldSubject{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1611,7 @@ func (x *HeldSubject) String() string {
 func (*HeldSubject) ProtoMessage() {}
 
 func (x *HeldSubject) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[12]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1624,7 @@ func (x *HeldSubject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldSubject.ProtoReflect.Descriptor instead.
 func (*HeldSubject) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{12}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HeldSubject) GetUntilMs() int64 {
@@ -1526,7 +1645,7 @@ type Holders struct {
 
 func (x *Holders) Reset() {
 	*x = Holders{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1657,7 @@ func (x *Holders) String() string {
 func (*Holders) ProtoMessage() {}
 
 func (x *Holders) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[13]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1670,7 @@ func (x *Holders) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holders.ProtoReflect.Descriptor instead.
 func (*Holders) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{13}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Holders) GetChanges() uint64 {
@@ -1572,7 +1691,7 @@ type Materialising struct {
 
 func (x *Materialising) Reset() {
 	*x = Materialising{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1703,7 @@ func (x *Materialising) String() string {
 func (*Materialising) ProtoMessage() {}
 
 func (x *Materialising) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[14]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1716,7 @@ func (x *Materialising) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Materialising.ProtoReflect.Descriptor instead.
 func (*Materialising) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{14}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Materialising) GetBuckets() []*BucketName {
@@ -1617,7 +1736,7 @@ type BucketName struct {
 
 func (x *BucketName) Reset() {
 	*x = BucketName{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1748,7 @@ func (x *BucketName) String() string {
 func (*BucketName) ProtoMessage() {}
 
 func (x *BucketName) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[15]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1761,7 @@ func (x *BucketName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BucketName.ProtoReflect.Descriptor instead.
 func (*BucketName) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{15}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BucketName) GetClassNumber() uint32 {
@@ -1670,7 +1789,7 @@ type Sweep struct {
 
 func (x *Sweep) Reset() {
 	*x = Sweep{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1801,7 @@ func (x *Sweep) String() string {
 func (*Sweep) ProtoMessage() {}
 
 func (x *Sweep) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[16]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1814,7 @@ func (x *Sweep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sweep.ProtoReflect.Descriptor instead.
 func (*Sweep) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{16}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Sweep) GetCursor() []byte {
@@ -1724,7 +1843,7 @@ type SubjectClass struct {
 
 func (x *SubjectClass) Reset() {
 	*x = SubjectClass{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[17]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +1855,7 @@ func (x *SubjectClass) String() string {
 func (*SubjectClass) ProtoMessage() {}
 
 func (x *SubjectClass) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[17]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +1868,7 @@ func (x *SubjectClass) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubjectClass.ProtoReflect.Descriptor instead.
 func (*SubjectClass) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{17}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SubjectClass) GetClassNumber() uint32 {
@@ -1815,7 +1934,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[18]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +1946,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[18]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +1959,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{18}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Hold) GetId() string {
@@ -1893,7 +2012,7 @@ type KeyOwner struct {
 
 func (x *KeyOwner) Reset() {
 	*x = KeyOwner{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[19]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1905,7 +2024,7 @@ func (x *KeyOwner) String() string {
 func (*KeyOwner) ProtoMessage() {}
 
 func (x *KeyOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[19]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1918,7 +2037,7 @@ func (x *KeyOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyOwner.ProtoReflect.Descriptor instead.
 func (*KeyOwner) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{19}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *KeyOwner) GetTenant() []byte {
@@ -1964,7 +2083,7 @@ type Bucket struct {
 
 func (x *Bucket) Reset() {
 	*x = Bucket{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[20]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2095,7 @@ func (x *Bucket) String() string {
 func (*Bucket) ProtoMessage() {}
 
 func (x *Bucket) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[20]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2108,7 @@ func (x *Bucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bucket.ProtoReflect.Descriptor instead.
 func (*Bucket) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{20}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Bucket) GetState() BucketState {
@@ -2046,7 +2165,7 @@ type Request struct {
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[21]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2177,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[21]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2190,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{21}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Request) GetDigest() []byte {
@@ -2130,7 +2249,7 @@ type LedgerEntry struct {
 
 func (x *LedgerEntry) Reset() {
 	*x = LedgerEntry{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[22]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2261,7 @@ func (x *LedgerEntry) String() string {
 func (*LedgerEntry) ProtoMessage() {}
 
 func (x *LedgerEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[22]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2274,7 @@ func (x *LedgerEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LedgerEntry.ProtoReflect.Descriptor instead.
 func (*LedgerEntry) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{22}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LedgerEntry) GetSalt() []byte {
@@ -2192,7 +2311,7 @@ type LedgerHead struct {
 
 func (x *LedgerHead) Reset() {
 	*x = LedgerHead{}
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[23]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2323,7 @@ func (x *LedgerHead) String() string {
 func (*LedgerHead) ProtoMessage() {}
 
 func (x *LedgerHead) ProtoReflect() protoreflect.Message {
-	mi := &file_keyd_store_v1_rows_proto_msgTypes[23]
+	mi := &file_keyd_store_v1_rows_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2336,7 @@ func (x *LedgerHead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LedgerHead.ProtoReflect.Descriptor instead.
 func (*LedgerHead) Descriptor() ([]byte, []int) {
-	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{23}
+	return file_keyd_store_v1_rows_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LedgerHead) GetSize() uint64 {
@@ -2245,7 +2364,7 @@ var File_keyd_store_v1_rows_proto protoreflect.FileDescriptor
 
 const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\n" +
-	"\x18keyd/store/v1/rows.proto\x12\rkeyd.store.v1\"\xe5\x01\n" +
+	"\x18keyd/store/v1/rows.proto\x12\rkeyd.store.v1\"\x91\x02\n" +
 	"\x04Meta\x12!\n" +
 	"\fformat_level\x18\x01 \x01(\rR\vformatLevel\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\fR\vincarnation\x12\x16\n" +
@@ -2253,7 +2372,14 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x1a\n" +
 	"\bdraining\x18\x05 \x01(\rR\bdraining\x12\x1c\n" +
 	"\tpreparing\x18\x06 \x01(\rR\tpreparing\x120\n" +
-	"\arestore\x18\a \x01(\v2\x16.keyd.store.v1.RestoreR\arestore\"\xae\x01\n" +
+	"\arestore\x18\a \x01(\v2\x16.keyd.store.v1.RestoreR\arestore\x12*\n" +
+	"\x05terms\x18\b \x01(\v2\x14.keyd.store.v1.TermsR\x05terms\"_\n" +
+	"\x05Terms\x12+\n" +
+	"\x06served\x18\x01 \x01(\v2\x13.keyd.store.v1.TermR\x06served\x12)\n" +
+	"\x05known\x18\x02 \x03(\v2\x13.keyd.store.v1.TermR\x05known\"6\n" +
+	"\x04Term\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x16\n" +
+	"\x06holder\x18\x02 \x01(\tR\x06holder\"\xae\x01\n" +
 	"\aRestore\x12\x18\n" +
 	"\apending\x18\x01 \x01(\bR\apending\x12\x1b\n" +
 	"\tbackup_ms\x18\x02 \x01(\x03R\bbackupMs\x12\x1b\n" +
@@ -2474,55 +2600,60 @@ func file_keyd_store_v1_rows_proto_rawDescGZIP() []byte {
 }
 
 var file_keyd_store_v1_rows_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_keyd_store_v1_rows_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_keyd_store_v1_rows_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_keyd_store_v1_rows_proto_goTypes = []any{
 	(EpochState)(0),       // 0: keyd.store.v1.EpochState
 	(TenantState)(0),      // 1: keyd.store.v1.TenantState
 	(LifeState)(0),        // 2: keyd.store.v1.LifeState
 	(BucketState)(0),      // 3: keyd.store.v1.BucketState
 	(*Meta)(nil),          // 4: keyd.store.v1.Meta
-	(*Restore)(nil),       // 5: keyd.store.v1.Restore
-	(*Epoch)(nil),         // 6: keyd.store.v1.Epoch
-	(*Rewrap)(nil),        // 7: keyd.store.v1.Rewrap
-	(*Heartbeat)(nil),     // 8: keyd.store.v1.Heartbeat
-	(*Duty)(nil),          // 9: keyd.store.v1.Duty
-	(*Wrapped)(nil),       // 10: keyd.store.v1.Wrapped
-	(*Tenant)(nil),        // 11: keyd.store.v1.Tenant
-	(*Class)(nil),         // 12: keyd.store.v1.Class
-	(*LeasePolicy)(nil),   // 13: keyd.store.v1.LeasePolicy
-	(*Subject)(nil),       // 14: keyd.store.v1.Subject
-	(*Schedule)(nil),      // 15: keyd.store.v1.Schedule
-	(*HeldSubject)(nil),   // 16: keyd.store.v1.HeldSubject
-	(*Holders)(nil),       // 17: keyd.store.v1.Holders
-	(*Materialising)(nil), // 18: keyd.store.v1.Materialising
-	(*BucketName)(nil),    // 19: keyd.store.v1.BucketName
-	(*Sweep)(nil),         // 20: keyd.store.v1.Sweep
-	(*SubjectClass)(nil),  // 21: keyd.store.v1.SubjectClass
-	(*Hold)(nil),          // 22: keyd.store.v1.Hold
-	(*KeyOwner)(nil),      // 23: keyd.store.v1.KeyOwner
-	(*Bucket)(nil),        // 24: keyd.store.v1.Bucket
-	(*Request)(nil),       // 25: keyd.store.v1.Request
-	(*LedgerEntry)(nil),   // 26: keyd.store.v1.LedgerEntry
-	(*LedgerHead)(nil),    // 27: keyd.store.v1.LedgerHead
+	(*Terms)(nil),         // 5: keyd.store.v1.Terms
+	(*Term)(nil),          // 6: keyd.store.v1.Term
+	(*Restore)(nil),       // 7: keyd.store.v1.Restore
+	(*Epoch)(nil),         // 8: keyd.store.v1.Epoch
+	(*Rewrap)(nil),        // 9: keyd.store.v1.Rewrap
+	(*Heartbeat)(nil),     // 10: keyd.store.v1.Heartbeat
+	(*Duty)(nil),          // 11: keyd.store.v1.Duty
+	(*Wrapped)(nil),       // 12: keyd.store.v1.Wrapped
+	(*Tenant)(nil),        // 13: keyd.store.v1.Tenant
+	(*Class)(nil),         // 14: keyd.store.v1.Class
+	(*LeasePolicy)(nil),   // 15: keyd.store.v1.LeasePolicy
+	(*Subject)(nil),       // 16: keyd.store.v1.Subject
+	(*Schedule)(nil),      // 17: keyd.store.v1.Schedule
+	(*HeldSubject)(nil),   // 18: keyd.store.v1.HeldSubject
+	(*Holders)(nil),       // 19: keyd.store.v1.Holders
+	(*Materialising)(nil), // 20: keyd.store.v1.Materialising
+	(*BucketName)(nil),    // 21: keyd.store.v1.BucketName
+	(*Sweep)(nil),         // 22: keyd.store.v1.Sweep
+	(*SubjectClass)(nil),  // 23: keyd.store.v1.SubjectClass
+	(*Hold)(nil),          // 24: keyd.store.v1.Hold
+	(*KeyOwner)(nil),      // 25: keyd.store.v1.KeyOwner
+	(*Bucket)(nil),        // 26: keyd.store.v1.Bucket
+	(*Request)(nil),       // 27: keyd.store.v1.Request
+	(*LedgerEntry)(nil),   // 28: keyd.store.v1.LedgerEntry
+	(*LedgerHead)(nil),    // 29: keyd.store.v1.LedgerHead
 }
 var file_keyd_store_v1_rows_proto_depIdxs = []int32{
-	5,  // 0: keyd.store.v1.Meta.restore:type_name -> keyd.store.v1.Restore
-	0,  // 1: keyd.store.v1.Epoch.state:type_name -> keyd.store.v1.EpochState
-	1,  // 2: keyd.store.v1.Tenant.state:type_name -> keyd.store.v1.TenantState
-	22, // 3: keyd.store.v1.Tenant.holds:type_name -> keyd.store.v1.Hold
-	13, // 4: keyd.store.v1.Class.lease_history:type_name -> keyd.store.v1.LeasePolicy
-	2,  // 5: keyd.store.v1.Subject.state:type_name -> keyd.store.v1.LifeState
-	21, // 6: keyd.store.v1.Subject.classes:type_name -> keyd.store.v1.SubjectClass
-	22, // 7: keyd.store.v1.Subject.holds:type_name -> keyd.store.v1.Hold
-	15, // 8: keyd.store.v1.Subject.schedules:type_name -> keyd.store.v1.Schedule
-	19, // 9: keyd.store.v1.Materialising.buckets:type_name -> keyd.store.v1.BucketName
-	2,  // 10: keyd.store.v1.SubjectClass.state:type_name -> keyd.store.v1.LifeState
-	3,  // 11: keyd.store.v1.Bucket.state:type_name -> keyd.store.v1.BucketState
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	7,  // 0: keyd.store.v1.Meta.restore:type_name -> keyd.store.v1.Restore
+	5,  // 1: keyd.store.v1.Meta.terms:type_name -> keyd.store.v1.Terms
+	6,  // 2: keyd.store.v1.Terms.served:type_name -> keyd.store.v1.Term
+	6,  // 3: keyd.store.v1.Terms.known:type_name -> keyd.store.v1.Term
+	0,  // 4: keyd.store.v1.Epoch.state:type_name -> keyd.store.v1.EpochState
+	1,  // 5: keyd.store.v1.Tenant.state:type_name -> keyd.store.v1.TenantState
+	24, // 6: keyd.store.v1.Tenant.holds:type_name -> keyd.store.v1.Hold
+	15, // 7: keyd.store.v1.Class.lease_history:type_name -> keyd.store.v1.LeasePolicy
+	2,  // 8: keyd.store.v1.Subject.state:type_name -> keyd.store.v1.LifeState
+	23, // 9: keyd.store.v1.Subject.classes:type_name -> keyd.store.v1.SubjectClass
+	24, // 10: keyd.store.v1.Subject.holds:type_name -> keyd.store.v1.Hold
+	17, // 11: keyd.store.v1.Subject.schedules:type_name -> keyd.store.v1.Schedule
+	21, // 12: keyd.store.v1.Materialising.buckets:type_name -> keyd.store.v1.BucketName
+	2,  // 13: keyd.store.v1.SubjectClass.state:type_name -> keyd.store.v1.LifeState
+	3,  // 14: keyd.store.v1.Bucket.state:type_name -> keyd.store.v1.BucketState
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_keyd_store_v1_rows_proto_init() }
@@ -2536,7 +2667,7 @@ func file_keyd_store_v1_rows_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keyd_store_v1_rows_proto_rawDesc), len(file_keyd_store_v1_rows_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
