@@ -17,6 +17,7 @@ import (
 	"lethe/keyd/internal/keys"
 	storev1 "lethe/proto/keyd/store/v1"
 	keydv1 "lethe/proto/keyd/v1"
+	"lethe/sdk/receipt"
 )
 
 // refusals answers calls of a KMS with an error for as long as it is set.
@@ -254,7 +255,7 @@ func TestRootIsKept(t *testing.T) {
 				t.Errorf("the root is %v, %v", d.State, err)
 			}
 			_, v := r.getReceipt("destroy-person-0")
-			if st := v.Stages(); !st.Final.IsZero() || !st.RootKept.IsZero() != scheduled {
+			if st := v.Stages(); !st.Final.IsZero() || st.RootKept.IsZero() {
 				t.Errorf("stages %+v", st)
 			}
 			if e := r.epoch(1); !e.Kept || !e.Late {
@@ -276,7 +277,7 @@ func TestRootIsKept(t *testing.T) {
 			r.work()
 			r.wantState(1, retiring)
 			_, v = r.getReceipt("destroy-person-0")
-			if st := v.Stages(); !st.RootKept.IsZero() || st.RootDue.IsZero() != !scheduled {
+			if st := v.Stages(); !st.RootKept.IsZero() || st.RootDue.IsZero() {
 				t.Errorf("scheduled again: stages %+v", st)
 			}
 			r.advance(2 * time.Hour)
@@ -288,6 +289,64 @@ func TestRootIsKept(t *testing.T) {
 			}
 			err := r.CancelRetirement(t.Context(), 1)
 			r.want("keeping a root that is destroyed", err, isConflict)
+		})
+	}
+}
+
+// A root that an operator keeps stays kept through a restore from before that,
+// whatever state its epoch was in; he is named at once, and a repeat states
+// nothing more.
+func TestKeptRootSurvivesARestore(t *testing.T) {
+	for name, come := range map[string]func(r *rig){
+		"draining": func(r *rig) {
+			if _, err := r.TurnEpoch(t.Context(), 0); err != nil {
+				t.Fatal(err)
+			}
+			r.stepUntil(1, draining)
+		},
+		"drained":  func(r *rig) { r.turn() },
+		"retiring": func(r *rig) { r.turn(); r.advance(3 * time.Hour); r.work() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, store, _ := newMemoryRig(t)
+			p := r.populate(2)
+			p.destroy("person-0")
+			come(r)
+			rows := store.copyRows()
+			for range 3 {
+				if err := r.CancelRetirement(t.Context(), 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			size := r.LedgerSize()
+			if name != "draining" && !strings.Contains(r.epoch(1).WaitingFor, "operator") {
+				t.Errorf("it waits for %q", r.epoch(1).WaitingFor)
+			}
+			r.close()
+			r.store = storeOf(rows)
+			done := r.replay(keys.ReplayOptions{})
+			if done.Missing[receipt.EpochCancelled] != 1 || done.To != size {
+				t.Errorf("replayed %v up to %d of %d", done.Missing, done.To, size)
+			}
+			if _, v := r.getReceipt("destroy-person-0"); v.Stages().RootKept.IsZero() {
+				t.Errorf("stages %+v", v.Stages())
+			}
+			for range 30 {
+				r.advance(12 * time.Hour)
+				r.work()
+			}
+			r.wantState(1, drained)
+			if d, err := r.kms.Describe(t.Context(), r.epoch(1).RootId); err != nil || d.State != keys.RootEnabled {
+				t.Errorf("the root is %v, %v", d.State, err)
+			}
+			if err := r.ResumeRetirement(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+			if w := r.epoch(1).WaitingFor; strings.Contains(w, "operator") {
+				t.Errorf("resumed, it waits for %q", w)
+			}
+			r.closeEpoch(1)
+			p.check()
 		})
 	}
 }

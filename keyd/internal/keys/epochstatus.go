@@ -24,6 +24,9 @@ var publicEpochStates = map[storev1.EpochState]keydv1.EpochState{
 	storev1.EpochState_EPOCH_STATE_ABANDONED: keydv1.EpochState_EPOCH_STATE_ABANDONED,
 }
 
+// waitsForKeeper is what an epoch waits for whose root is kept.
+const waitsForKeeper = "an operator, who keeps its root"
+
 // Epochs tells of every epoch how far it has come, the oldest first, and why
 // the background work of this keyd does not go on, if it does not.
 func (k *Keys) Epochs(ctx context.Context) (epochs []*keydv1.Epoch, problem string, err error) {
@@ -50,6 +53,13 @@ func (k *Keys) Epochs(ctx context.Context) (epochs []*keydv1.Epoch, problem stri
 			return err
 		}
 		for _, e := range rows {
+			// The duties may not have come by since it was kept, or resumed.
+			switch {
+			case e.Kept && e.State == storev1.EpochState_EPOCH_STATE_DRAINED && e.DroppedMs != 0:
+				waiting[e.Number] = waitsForKeeper
+			case waiting[e.Number] == waitsForKeeper:
+				delete(waiting, e.Number)
+			}
 			out := &keydv1.Epoch{
 				Number: e.Number, State: publicEpochStates[e.State], RootId: e.RootId, KmsKind: e.KmsKind,
 				Opened: at(e.OpenedMs), PlannedEnd: at(e.PlannedEndMs), FinalBy: at(e.FinalByMs),

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -126,6 +127,16 @@ func TestReplayAcrossEpochs(t *testing.T) {
 					}
 				}
 				check("after the replay")
+				for _, rec := range []*keys.Recorded{first, second} {
+					now, err := r.GetReceipt(ctx, &keydv1.GetReceiptRequest{Tenant: "acme", By: &keydv1.GetReceiptRequest_LedgerIndex{LedgerIndex: rec.Index}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					v := r.verify(now)
+					if e := v.Entries[0].Statement.Epoch; slices.Contains(done.CalledOff, e) && v.Stages().RootKept.IsZero() {
+						t.Errorf("the root of epoch %d was kept, and the receipt does not say so", e)
+					}
+				}
 				// Every epoch before the open one comes to its end, and the
 				// receipts become final, as if nothing had been.
 				for range 8 {

@@ -86,7 +86,7 @@ func (d *duties) retire(ctx context.Context, es epochs, all []*storev1.Epoch, e 
 		return true, d.dropRows(ctx, es, e)
 	}
 	if e.Kept {
-		d.waits(e.Number, "an operator, who keeps its root")
+		d.waits(e.Number, waitsForKeeper)
 		return false, d.keep(ctx, e)
 	}
 	behind, err := d.behind(ctx, func(p peer) bool { return p.row.Oldest <= e.Number })
@@ -394,10 +394,22 @@ func (d *duties) rootKept(ctx context.Context, e *storev1.Epoch) error {
 
 func keepRoot(_ Reader, row *storev1.Epoch, s *receipt.Statement, _ time.Time) (func(Tx, uint64) error, error) {
 	s.Kind, s.KMS, s.Root = receipt.EpochCancelled, row.KmsKind, row.RootId
-	row.State, row.Kept = storev1.EpochState_EPOCH_STATE_DRAINED, true
-	row.DisabledMs, row.RetiringMs, row.DestroyAtMs = 0, 0, 0
+	row.Kept = true
+	endRetiring(row)
 	return nil, nil
 }
+
+// endRetiring takes a row to where nobody is about to destroy the root.
+func endRetiring(row *storev1.Epoch) {
+	if row.State == storev1.EpochState_EPOCH_STATE_RETIRING {
+		row.State = storev1.EpochState_EPOCH_STATE_DRAINED
+	}
+	row.DisabledMs, row.RetiringMs, row.DestroyAtMs = 0, 0, 0
+}
+
+// statedKept says whether the newest that the ledger says of the root is that
+// its destruction was called off.
+func statedKept(row *storev1.Epoch) bool { return row.CancelledAt > row.RetiringAt }
 
 // keep sees to it that a root that is to be kept can be used: its destruction
 // may have been scheduled, or it disabled, at the moment when it was kept.
@@ -446,16 +458,13 @@ func (k *Keys) CancelRetirement(ctx context.Context, number uint32) error {
 	if err := k.kms.Cancel(call, e.RootId); err != nil {
 		return unavailable("the KMS did not call off the root's destruction", err)
 	}
-	if e.State != storev1.EpochState_EPOCH_STATE_RETIRING {
-		return k.anchored(ctx) // it may be stated already, by a call that was not answered
-	}
 	o := &op{alone: true, check: func(r Reader, now time.Time) (*plan, error) {
 		row, err := pastEpoch(r, number)
 		if err != nil {
 			return nil, err
 		}
-		if row.State != storev1.EpochState_EPOCH_STATE_RETIRING {
-			return nil, errTurned // a duty saw it first, and stated it
+		if statedKept(row) {
+			return nil, errTurned // by a duty that saw it first, or a call that was not answered
 		}
 		s := &receipt.Statement{Time: now, Epoch: number}
 		if _, err := keepRoot(r, row, s, now); err != nil {
@@ -466,14 +475,16 @@ func (k *Keys) CancelRetirement(ctx context.Context, number uint32) error {
 			return putRow(tx, epochKey(number), row)
 		}}, nil
 	}}
-	if err := k.record(ctx, o); err != nil && !errors.Is(err, errTurned) {
+	defer k.duties.kick()
+	if err := k.record(ctx, o); !errors.Is(err, errTurned) {
 		return err
 	}
-	k.duties.kick()
-	return nil
+	return k.anchored(ctx)
 }
 
-// ResumeRetirement lets the retirement of an epoch go on.
+// ResumeRetirement lets the retirement of an epoch go on. What is stated of that
+// is the new date of the root's destruction: a store that is replayed without it
+// still keeps the root.
 func (k *Keys) ResumeRetirement(ctx context.Context, number uint32) error {
 	err := k.update(ctx, func(tx Tx) error {
 		e, err := pastEpoch(tx, number)

@@ -193,11 +193,12 @@ func (p *replay) stateEpochs(ctx context.Context, meta *storev1.Meta, rows map[u
 	anew := draining != 0 && (draining != meta.Draining || rows[draining].State != storev1.EpochState_EPOCH_STATE_DRAINING)
 	for _, number := range slices.Sorted(maps.Keys(rows)) {
 		e := rows[number]
-		if e.State == storev1.EpochState_EPOCH_STATE_RETIRING && (number == draining || slices.Contains(meta.Restore.GetCalledOff(), number)) {
+		calledOff := slices.Contains(meta.Restore.GetCalledOff(), number)
+		if e.State == storev1.EpochState_EPOCH_STATE_RETIRING && (number == draining || calledOff) ||
+			e.State == storev1.EpochState_EPOCH_STATE_DRAINED && calledOff && !statedKept(e) {
 			cancelled[number] = len(statements)
 			state(receipt.EpochCancelled, e)
-			e.State = storev1.EpochState_EPOCH_STATE_DRAINED
-			e.DisabledMs, e.RetiringMs, e.DestroyAtMs = 0, 0, 0
+			endRetiring(e)
 		}
 		switch {
 		case number == draining:
