@@ -360,6 +360,100 @@ func TestReplayedHistory(t *testing.T) {
 	})
 }
 
+// TestReplayedNewerBackup: a backup is restored and lived on with, and then a
+// newer one of the lost store turns up. It is replayed up to what was logged
+// meanwhile, and whatever was destroyed meanwhile is destroyed in it: keys too
+// that were lost then, and that no statement names.
+func TestReplayedNewerBackup(t *testing.T) {
+	found := make(map[string]int)
+	defer func() { t.Logf("keys that were lost, and came back: %v", found) }()
+	rapid.Check(t, func(rt *rapid.T) {
+		r, store, _ := newMemoryRig(t)
+		defer r.close()
+		h := &history{rig: r, rt: rt, tenants: map[string]bool{"acme": false}}
+		live := func(most int, what string) {
+			for range rapid.IntRange(0, most).Draw(rt, what) {
+				h.step()
+			}
+		}
+		restore := func(rows map[string][]byte) (serves bool) {
+			r.close()
+			r.store = storeOf(rows)
+			if err := keys.MarkRestored(context.Background(), r.store, r.clock.Now()); err != nil {
+				rt.Fatal(err)
+			}
+			_, err := keys.Replay(context.Background(), r.config(), keys.ReplayOptions{CallOff: true})
+			if errors.Is(err, keys.ErrRootDestroyed) {
+				return false
+			}
+			if err != nil {
+				rt.Fatalf("replay: %v", err)
+			}
+			if err := r.serve(); err != nil {
+				rt.Fatal(err)
+			}
+			if _, err := r.ConfirmClock(context.Background()); err != nil {
+				rt.Fatal(err)
+			}
+			return true
+		}
+		live(20, "before")
+		older := store.copyRows()
+		live(20, "between")
+		newer := store.copyRows()
+		if !restore(older) {
+			return
+		}
+		h.backedUp = true
+		live(30, "after")
+		h.quiet()
+		requests, want := h.repeat(), h.answers()
+		if !restore(newer) {
+			return
+		}
+		got := h.answers()
+		for i, k := range h.keys {
+			a, b := want.opens[i], got.opens[i]
+			lost := a == isUnknown.String() || a == isUnavail.String()
+			switch {
+			case lost && b == "opens" && destroyed(want.subjects[k.tenant+"/"+k.subject], k.class):
+				rt.Fatalf("a key of %s/%s/%s opens, which was destroyed while it was lost", k.tenant, k.subject, k.class)
+			case lost:
+				found[b]++
+			case a == b, h.tenants[k.tenant] && b == isUnavail.String():
+			case k.late && a != isErased.String() && b == isUnknown.String():
+			case k.late && a == "opens" && b == isExpired.String(): // see compare
+			default:
+				rt.Fatalf("a key of %s/%s/%s (late: %v): %s, was %s", k.tenant, k.subject, k.class, k.late, b, a)
+			}
+		}
+		for name, a := range want.subjects {
+			b := got.subjects[name]
+			if gone := keydv1.SubjectState_SUBJECT_STATE_DESTROYED; b != nil && ((a.State == gone) != (b.State == gone) || a.Generation != b.Generation && a.State == gone) {
+				rt.Fatalf("%s is\n%v\nwas\n%v", name, b, a)
+			}
+		}
+		again := h.repeat()
+		for i, m := range h.asks {
+			if requests[i] == isUnavail.String() {
+				again[i] = requests[i] // of a tenant that was lost
+			}
+			if h.tenants[m.tenant] {
+				again[i] = requests[i]
+			}
+		}
+		h.compareRequests(requests, again)
+	})
+}
+
+// destroyed says whether a class of a subject is.
+func destroyed(d *keydv1.DescribeSubjectResponse, class string) bool {
+	return d.GetState() == keydv1.SubjectState_SUBJECT_STATE_DESTROYED ||
+		slices.ContainsFunc(d.GetClasses(), func(c *keydv1.ClassState) bool {
+			return c.Class == class && c.State == keydv1.SubjectState_SUBJECT_STATE_DESTROYED
+		})
+}
+
 func (h *history) compare(want, got *answers) {
 	h.rt.Helper()
 	for i, k := range h.keys {

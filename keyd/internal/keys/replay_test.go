@@ -17,6 +17,7 @@ import (
 	"lethe/keyd/internal/ledger"
 	"lethe/keyd/store/badger"
 	keydv1 "lethe/proto/keyd/v1"
+	"lethe/sdk/receipt"
 )
 
 // restoreFrom replaces the rig's store by what a backup file holds. The anchor
@@ -557,4 +558,70 @@ func storeOf(rows map[string][]byte) *memory {
 	m := newMemory()
 	m.rows = maps.Clone(rows)
 	return m
+}
+
+// TestReplayOfDestroyedWhileLost: whoever was destroyed while his keys were lost
+// is destroyed in a newer backup that has them, though no statement names them.
+func TestReplayOfDestroyedWhileLost(t *testing.T) {
+	ctx := context.Background()
+	for _, sealsAnew := range []bool{false, true} {
+		r, store, _ := newMemoryRig(t)
+		r.seal("bob", "memory")
+		older := store.copyRows()
+		lost, other := r.seal("alice", "memory"), r.seal("alice", "trace")
+		stays := r.seal("carol", "memory")
+		newer := store.copyRows()
+		r.close()
+
+		r.store = storeOf(older)
+		if err := keys.MarkRestored(ctx, r.store, r.clock.Now()); err != nil {
+			t.Fatal(err)
+		}
+		r.replay(keys.ReplayOptions{})
+		want := receipt.ExistedUnknown
+		var anew *keydv1.BlobKey
+		if sealsAnew {
+			anew, want = r.seal("alice", "memory"), receipt.ExistedYes
+		}
+		rec := r.destroy("alice", "d1")
+		if s := r.verify(rec).Entries[0].Statement; s.Existed != want {
+			t.Errorf("existed: %q, want %q", s.Existed, want)
+		}
+		size := r.LedgerSize()
+		r.close()
+
+		r.store = storeOf(newer)
+		if err := keys.MarkRestored(ctx, r.store, r.clock.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if done := r.replay(keys.ReplayOptions{}); done.To != size {
+			t.Errorf("replayed up to %d of %d", done.To, size)
+		}
+		dead := map[string]*keydv1.BlobKey{"memory": lost, "trace": other}
+		for class, k := range dead {
+			_, err := r.ask(openQuery("acme", "alice", class, k))
+			r.want("a key that was lost when it was destroyed", err, isErased)
+			_, err = r.ask(openQuery("acme", "bob", class, k))
+			r.want("the same for another", err, isWrong)
+			for key, row := range r.store.(*memory).copyRows() {
+				if key[0] == 'w' && bytes.Contains([]byte(key), k.KeyId) && len(row) > 8 {
+					t.Errorf("%x still holds a wrapped key of %d bytes", key, len(row))
+				}
+			}
+		}
+		if anew != nil {
+			_, err := r.ask(openQuery("acme", "alice", "memory", anew))
+			r.want("the key that was destroyed", err, isErased)
+		}
+		_, err := r.ask(sealQuery("acme", "alice", "trace"))
+		r.want("a new seal", err, isErased)
+		if k, err := r.ask(openQuery("acme", "carol", "memory", stays)); err != nil || !bytes.Equal(k.Key, stays.Key) {
+			t.Errorf("who was not destroyed: %v", err)
+		}
+		again, err := r.DestroyKey(ctx, destroyRequest("alice", "d1"))
+		if err != nil || !bytes.Equal(again.Receipt, rec.Receipt) {
+			t.Errorf("the request again: %v", err)
+		}
+		r.close()
+	}
 }

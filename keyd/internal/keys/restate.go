@@ -250,7 +250,10 @@ func (p *replay) scheduledBy(r Reader, s *receipt.Statement, q *request) ([]byte
 
 // sameEffect compares what was planned with what was stated. What a statement
 // says beside its effect (dates, which depend on settings, the anchor, the
-// epoch) is taken as stated.
+// epoch) is taken as stated. So are the keys, if no stated one is missing: where
+// a store was restored from a backup, and is now from a newer one, it has keys
+// that the statement's scope covers, and that the store which made it had lost.
+// They die too.
 func sameEffect(made *plan, s *receipt.Statement) error {
 	if len(made.statements) != 1 {
 		return fmt.Errorf("%w: nothing was left to do", ErrReplay)
@@ -260,8 +263,8 @@ func sameEffect(made *plan, s *receipt.Statement) error {
 	again := *made.statements[0]
 	again.DrainedBy, again.FinalBy, again.FinalBasis = s.DrainedBy, s.FinalBy, s.FinalBasis
 	again.Epoch, again.Anchor = s.Epoch, s.Anchor
-	if len(again.DeadKeys) == 0 {
-		again.Existed = s.Existed
+	if !slices.ContainsFunc(s.DeadKeys, func(d receipt.DeadKey) bool { return !slices.Contains(made.statements[0].DeadKeys, d) }) {
+		again.DeadKeys, again.Existed = s.DeadKeys, s.Existed
 	}
 	a, err := again.Encode()
 	if err != nil {
@@ -354,7 +357,8 @@ func scheduledExtra(s *receipt.Statement) []byte {
 
 // loseKeys puts the keys that a statement destroyed and that this store never
 // had into the subject's row, as keys without a wrapped row: so they are
-// destroyed as others are, and their ids are dead.
+// destroyed as others are, and their ids are dead. A key of the same life that
+// the store has in such a place was lost when the other was made; it dies here.
 func (p *replay) loseKeys(tx Tx, s *receipt.Statement, q *request) error {
 	if len(s.DeadKeys) == 0 {
 		return nil
@@ -376,8 +380,19 @@ func (p *replay) loseKeys(tx Tx, s *receipt.Statement, q *request) error {
 			subject.Classes = append(subject.Classes, sc)
 		case bytes.Equal(sc.KeyId, d.KeyID[:]):
 			continue
+		case len(sc.KeyId) != 0 && sc.Generation != d.Generation:
+			return fmt.Errorf("%w: a key of another life is in the place of the one that was destroyed", ErrReplay)
 		case len(sc.KeyId) != 0:
-			return fmt.Errorf("%w: another key lives in the place of the one that was destroyed", ErrReplay)
+			rows, err := wrappedDEKRows(tx, es, q.keys.id, q.handle, sc.KeyId)
+			if err != nil {
+				return err
+			}
+			for _, row := range rows {
+				if err := putRow(tx, row, &storev1.Wrapped{Dead: true}); err != nil {
+					return err
+				}
+			}
+			sc.DeadKeyIds = append(sc.DeadKeyIds, sc.KeyId)
 		}
 		sc.State, sc.Generation, sc.KeyId = storev1.LifeState_LIFE_STATE_ACTIVE, d.Generation, bytes.Clone(d.KeyID[:])
 		if err := putRow(tx, wrappedDEKKey(es.open, q.keys.id, q.handle, d.KeyID[:]), &storev1.Wrapped{Dead: true}); err != nil {
