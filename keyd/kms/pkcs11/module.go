@@ -16,6 +16,11 @@ type module struct {
 	// changing is held by the one call in this process that changes a root.
 	changing chan struct{}
 
+	// writes is held by a call of the library that writes to a token, and
+	// read-held by every other: what is being written, some tokens do not find,
+	// or fail over.
+	writes sync.RWMutex
+
 	// calls is read-held by whoever is inside the library. Whoever finalises
 	// the library takes it whole, and only if nobody is inside.
 	calls sync.RWMutex

@@ -42,6 +42,14 @@ func (k *KMS) call(ctx context.Context, name string, fn func(*p11.Ctx) error) er
 			return answered(name, err)
 		}
 	}
+	switch name {
+	case "C_CreateObject", "C_GenerateKey", "C_DestroyObject":
+		k.module.writes.Lock()
+		defer k.module.writes.Unlock()
+	default:
+		k.module.writes.RLock()
+		defer k.module.writes.RUnlock()
+	}
 	if err := fn(k.module.ctx); err != nil {
 		return answered(name, err)
 	}
