@@ -156,14 +156,14 @@ func (k *Keys) pass(ctx context.Context, qs []query) error {
 		if err != nil {
 			return err
 		}
-		var c common
-		defer c.forget()
+		var b batch
+		defer b.forget()
 		for i := range qs {
 			q := &qs[i]
 			if q.done {
 				continue
 			}
-			key, err := k.lease(r, es, &c, q, now)
+			key, err := k.lease(r, es, &b, q, now)
 			if errors.Is(err, errAgain) {
 				continue
 			}
@@ -177,9 +177,9 @@ func (k *Keys) pass(ctx context.Context, qs []query) error {
 }
 
 // lease answers one query from the snapshot, or notes what it needs.
-func (k *Keys) lease(r Reader, es epochs, c *common, q *query, now time.Time) (*keydv1.BlobKey, error) {
+func (k *Keys) lease(r Reader, es epochs, b *batch, q *query, now time.Time) (*keydv1.BlobKey, error) {
 	t := q.tenant
-	tenant, err := c.activeTenant(r, t.name)
+	tenant, err := b.activeTenant(r, t.name)
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +189,7 @@ func (k *Keys) lease(r Reader, es epochs, c *common, q *query, now time.Time) (*
 	case err != nil:
 		return nil, err
 	}
-	class, err := c.readClass(r, t.id, q.Class)
+	class, err := b.readClass(r, t.id, q.Class)
 	if err != nil {
 		return nil, err
 	}
@@ -227,7 +227,7 @@ func (k *Keys) lease(r Reader, es epochs, c *common, q *query, now time.Time) (*
 		start = int64(q.Bucket)
 	}
 
-	bucket, err := c.readBucket(r, t.id, class.Number, uint64(start))
+	bucket, err := b.readBucket(r, t.id, class.Number, uint64(start))
 	switch {
 	case errors.Is(err, ErrNotFound):
 		if q.Purpose == keydv1.Purpose_PURPOSE_OPEN {
@@ -251,7 +251,7 @@ func (k *Keys) lease(r Reader, es epochs, c *common, q *query, now time.Time) (*
 		return nil, errExpired
 	}
 
-	share, err := c.share(r, es, q, class.Number, keyID)
+	share, err := b.share(r, es, q, class.Number, keyID)
 	if err != nil {
 		return nil, err
 	}
