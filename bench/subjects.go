@@ -175,6 +175,8 @@ A subject here has one class, one key and no ledger entries. Bytes a subject are
 		b.target(t)
 	}
 	add(report.AtMost(name+"get p50, times that of "+fmt.Sprint(first.subjects), 1.5, last.getP50/first.getP50, "", ""))
+	add(report.AtMost(name+"get p99, times that of "+fmt.Sprint(first.subjects), 1.5, last.getP99/first.getP99, "", ""))
+	add(report.AtMost(name+"destroy p99, times that of "+fmt.Sprint(first.subjects), 1.5, last.destP99/first.destP99, "", ""))
 	add(report.AtMost(name+"destroy p50, times that of "+fmt.Sprint(first.subjects), 1.5, last.destP50/first.destP50, "", ""))
 	add(report.AtMost(name+"RssAnon", 1024, float64(last.anonymous>>20), " MiB", ""))
 	add(report.AtMost(name+"start-up", 10, last.start, " s", ""))
