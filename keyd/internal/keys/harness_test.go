@@ -21,8 +21,9 @@ import (
 
 // clock is a wall clock that the test moves.
 type clock struct {
-	mu  sync.Mutex
-	now time.Time
+	mu   sync.Mutex
+	now  time.Time
+	also func(time.Duration) // moves another clock along; nil: there is none
 }
 
 func (c *clock) Now() time.Time {
@@ -35,6 +36,9 @@ func (c *clock) Advance(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.now = c.now.Add(d)
+	if c.also != nil {
+		c.also(d)
+	}
 }
 
 // rig is a key store with everything that a test wants to reach.
