@@ -32,7 +32,6 @@ type duties struct {
 	ofEpochs, ofSubjects duty
 
 	// Only the work on epochs uses these.
-	spare     spareRoot
 	described map[uint32]time.Time // when the KMS was asked about an epoch's root
 	failures  map[uint32]failure   // of a verification
 	revivedAt time.Time            // when it was asked about closed epochs' roots
@@ -180,9 +179,6 @@ func (d *duties) step(ctx context.Context) (again bool, err error) {
 // from what is stored.
 func (d *duties) piece(ctx context.Context, w *duty) (again bool, err error) {
 	err = d.k.Serving()
-	if err == nil && w == &d.ofEpochs {
-		err = d.settleSpare(ctx) // also of a keyd that has lost the duties
-	}
 	var clockErr error
 	if err == nil {
 		clockErr, err = d.enter(ctx)

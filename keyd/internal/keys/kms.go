@@ -25,8 +25,10 @@ type KMS interface {
 // RootKeeper makes roots and ends them.
 type RootKeeper interface {
 	// Create makes a root for an epoch and returns its id: what every other
-	// call names it by, at most 256 bytes of printable ASCII.
-	Create(ctx context.Context, epoch uint32) (rootID string, err error)
+	// call names it by, at most 256 bytes of printable ASCII. Repeated with the
+	// same epoch and request, because its answer was lost or whoever asked has
+	// died, it returns the same root, in whatever state that is.
+	Create(ctx context.Context, epoch uint32, request RootRequest) (rootID string, err error)
 	// Disable stops the use of a root until it is destroyed or enabled again
 	// by Cancel. Disabling a disabled root is no error.
 	Disable(ctx context.Context, rootID string) error
@@ -43,6 +45,10 @@ type RootKeeper interface {
 	// Waiting returns the waiting period that ScheduleDestruction will use.
 	Waiting() time.Duration
 }
+
+// RootRequest is the random id of the wish for a root. Whoever asks for one has
+// written it down before.
+type RootRequest [16]byte
 
 // EncryptionContext is what a wrapped key is bound to in the KMS. An adapter
 // passes it to the KMS as its own encryption context or associated data.

@@ -100,8 +100,8 @@ func (f *refusals) Unwrap(ctx context.Context, root string, b []byte, ec keys.En
 	return answer(ctx, f, "unwrap", func() ([]byte, error) { return f.KMS.Unwrap(ctx, root, b, ec) })
 }
 
-func (f *refusals) Create(ctx context.Context, epoch uint32) (string, error) {
-	return answer(ctx, f, "create", func() (string, error) { return f.KMS.Create(ctx, epoch) })
+func (f *refusals) Create(ctx context.Context, epoch uint32, request keys.RootRequest) (string, error) {
+	return answer(ctx, f, "create", func() (string, error) { return f.KMS.Create(ctx, epoch, request) })
 }
 
 func (f *refusals) Disable(ctx context.Context, root string) error {
@@ -277,9 +277,9 @@ func TestTurnsThroughFaultsOfTheKMS(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%s %s", s.name, op, name), func(t *testing.T) {
 					t.Parallel()
 					r, _, kms := newMemoryRig(t)
-					f := newRefusals(kms.KMS)
-					var made []string
-					kms.KMS = rootLog{f, func(id string) { made = append(made, id) }}
+					made := make(map[string]bool)
+					f := newRefusals(rootLog{kms.KMS, func(id string) { made[id] = true }})
+					kms.KMS = f
 					turnThrough(t, r, stage, op, illness{
 						begin: func() { f.afflict(op, a) }, end: f.clear, hangs: a.hang, waiting: f.Waiting(),
 						holds: op != "cancel" || !a.done, // that the root is kept is seen in it
@@ -288,6 +288,9 @@ func TestTurnsThroughFaultsOfTheKMS(t *testing.T) {
 							return err == nil && d.State == keys.RootDestroyed
 						},
 					})
+					if len(made) != 1 || !made[r.epoch(2).RootId] {
+						t.Errorf("roots %v were made; epoch 2 has %s", made, r.epoch(2).RootId)
+					}
 				})
 			}
 		}
@@ -329,6 +332,21 @@ func TestTurnsThroughFaultsOfAWSKMS(t *testing.T) {
 							holds:     !fault.Done && call != "EnableKey", // the deletion is cancelled by then
 							destroyed: func(root string) bool { return double.KeyState(root) == "" },
 						})
+						roots := make(map[string]bool)
+						all, _, err := r.Epochs(t.Context())
+						if err != nil {
+							t.Fatal(err)
+						}
+						for _, e := range all {
+							roots[e.RootId] = true
+						}
+						for _, arn := range double.Keys() {
+							// One whose making was not told can only be found by its tags.
+							told := call != "CreateKey" || !fault.Done
+							if told && !roots[arn] && double.KeyState(arn) != "PendingDeletion" {
+								t.Errorf("a key is left over: %s, %s", double.KeyState(arn), double.Aliases(arn))
+							}
+						}
 					})
 				}
 			}

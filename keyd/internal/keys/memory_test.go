@@ -247,8 +247,8 @@ func (f *faultyKMS) Unwrap(ctx context.Context, root string, b []byte, ec keys.E
 	return out, err
 }
 
-func (f *faultyKMS) Create(ctx context.Context, epoch uint32) (id string, err error) {
-	err = f.call("create", func() (err error) { id, err = f.KMS.Create(ctx, epoch); return err })
+func (f *faultyKMS) Create(ctx context.Context, epoch uint32, request keys.RootRequest) (id string, err error) {
+	err = f.call("create", func() (err error) { id, err = f.KMS.Create(ctx, epoch, request); return err })
 	return id, err
 }
 

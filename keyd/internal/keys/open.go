@@ -117,8 +117,8 @@ func (k *Keys) readMeta(ctx context.Context) (*storev1.Meta, error) {
 
 // initialise makes an empty store into a key store: the first epoch with its
 // root, the system KEK, keyd's own secrets, and the ledger's first entry, all
-// in one transaction. A root that was made for a transaction that then failed
-// wraps nothing, and is left behind in the KMS.
+// in one transaction. One that fails is repeated, and finds the root that was
+// made for it.
 func (k *Keys) initialise(ctx context.Context) error {
 	if !k.cfg.Initialise {
 		return ErrNotInitialised
@@ -130,9 +130,9 @@ func (k *Keys) initialise(ctx context.Context) error {
 		return err
 	}
 	const epoch = 1
-	root, err := k.kms.Create(ctx, epoch)
+	root, err := k.createRoot(ctx, epoch, func(Reader) error { return nil })
 	if err != nil {
-		return fmt.Errorf("creating the first root: %w", err)
+		return err
 	}
 	incarnation, kekID, kek, seed, requestKey := newID(), newID(), newKey(), newKey(), newKey()
 	defer func() {

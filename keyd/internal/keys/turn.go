@@ -13,46 +13,48 @@ import (
 // kmsTimeout bounds one call of the KMS that a duty makes.
 const kmsTimeout = 15 * time.Second
 
-// spareRoot is a root that was made for an epoch and is not known to have
-// become its root.
-type spareRoot struct {
-	epoch uint32
-	id    string
+// rootRequest returns the id under which the root of an epoch is asked for: the
+// one that was written down for it, by whichever keyd, or a new one.
+func rootRequest(tx Tx, epoch uint32) (request RootRequest, again bool, err error) {
+	var row storev1.Duty
+	if err := getRow(tx, dutyKey(), &row); err != nil && !errors.Is(err, ErrNotFound) {
+		return request, false, err
+	}
+	if row.RootEpoch == epoch && len(row.RootRequest) == len(request) {
+		return RootRequest(row.RootRequest), true, nil
+	}
+	request = RootRequest(newID())
+	row.RootEpoch, row.RootRequest = epoch, request[:]
+	return request, false, putRow(tx, dutyKey(), &row)
 }
 
-// settleSpare ends what a lost race left: when another root has become the
-// epoch's, ours wraps nothing, and never will.
-func (d *duties) settleSpare(ctx context.Context) error {
-	if d.spare.id == "" {
-		return nil
-	}
-	var rows []*storev1.Epoch
-	err := d.k.store.View(ctx, func(r Reader) (err error) {
-		rows, err = allEpochs(r)
+// createRoot has the KMS make the root of an epoch, once, however often it is
+// called and wherever a keyd dies. may is asked in the transaction that writes
+// the request down.
+func (k *Keys) createRoot(ctx context.Context, epoch uint32, may func(Reader) error) (rootID string, err error) {
+	var request RootRequest
+	again := false
+	err = k.update(ctx, func(tx Tx) (err error) {
+		if err := may(tx); err != nil {
+			return err
+		}
+		request, again, err = rootRequest(tx, epoch)
 		return err
 	})
 	if err != nil {
-		return err
+		return "", err
 	}
-	lost := false
-	for _, e := range rows {
-		if e.RootId == d.spare.id {
-			d.spare = spareRoot{}
-			return nil
-		}
-		lost = lost || e.Number == d.spare.epoch
-	}
-	if !lost {
-		return nil // it may still become the root
+	if again {
+		// In a KMS that cannot tell for what request it made a root, one may be
+		// left that nobody uses.
+		k.log.Info("the root of an epoch is asked for again: there was no answer", "epoch", epoch)
 	}
 	ctx, cancel := context.WithTimeout(ctx, kmsTimeout)
 	defer cancel()
-	if _, err := d.k.kms.ScheduleDestruction(ctx, d.spare.id); err != nil {
-		return fmt.Errorf("ending a root that lost its race: %w", err)
+	if rootID, err = k.kms.Create(ctx, epoch, request); err != nil {
+		return "", fmt.Errorf("making a root: %w", err)
 	}
-	d.k.log.Info("root that lost its race is scheduled for destruction", "epoch", d.spare.epoch, "root", d.spare.id)
-	d.spare = spareRoot{}
-	return nil
+	return rootID, nil
 }
 
 // openNext begins the turn of the open epoch when it is time.
@@ -81,17 +83,11 @@ func (d *duties) openNext(ctx context.Context, es epochs, all []*storev1.Epoch, 
 		}
 	}
 	number := all[len(all)-1].Number + 1
-	if d.spare.id == "" {
-		call, cancel := context.WithTimeout(ctx, kmsTimeout)
-		defer cancel()
-		root, err := k.kms.Create(call, number)
-		if err != nil {
-			return false, fmt.Errorf("making a root: %w", err)
-		}
-		d.spare = spareRoot{number, root}
+	root, err := k.createRoot(ctx, number, d.fence)
+	if err != nil {
+		return false, err
 	}
-	root := d.spare.id
-	err := k.update(ctx, func(tx Tx) error {
+	err = k.update(ctx, func(tx Tx) error {
 		if err := d.fence(tx); err != nil {
 			return err
 		}
@@ -117,7 +113,6 @@ func (d *duties) openNext(ctx context.Context, es epochs, all []*storev1.Epoch, 
 		})
 	})
 	if err == nil {
-		d.spare = spareRoot{}
 		k.log.Info("epoch is being prepared", "epoch", number, "root", root)
 	}
 	return err == nil, err

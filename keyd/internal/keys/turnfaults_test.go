@@ -199,6 +199,8 @@ func turnWithDeathAt(t *testing.T, at int, mode fault) []string {
 	p := r.populate(12)
 	p.destroy("person-0")
 	backup := store.copyRows()
+	made := make(map[string]bool)
+	kms.KMS = rootLog{kms.KMS, func(id string) { made[id] = true }}
 	c := &chaos{at: at, mode: mode, armed: true}
 	store.fault, kms.fault = c.fault, c.fault
 	closing := false
@@ -253,6 +255,9 @@ func turnWithDeathAt(t *testing.T, at int, mode fault) []string {
 	c.armed = false
 	c.mu.Unlock()
 	r.wantState(2, open)
+	if len(made) != 1 || !made[r.epoch(2).RootId] {
+		t.Errorf("roots %v were made; epoch 2 has %s", made, r.epoch(2).RootId)
+	}
 	p.check()
 	r.reopen2()
 	p.check()

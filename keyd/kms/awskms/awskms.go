@@ -44,8 +44,9 @@
 //
 // AWS propagates a change of state within minutes; a root may work that long
 // after Disable. AWS deletes a key up to 24 hours after its date, which
-// [KMS.Waiting] includes. CreateKey has no idempotency token: a call whose answer is
-// lost leaves a key that nobody uses, to be found by its tags. Multi-Region keys
+// [KMS.Waiting] includes. CreateKey has no idempotency token: what a request made is
+// found again by its alias, and a key that did not come to have one is left, used by
+// nobody, to be found by its tags. Multi-Region keys
 // are refused, since a replica outlives its primary, and so are keys whose material was
 // imported or lies in an external or CloudHSM key store, since its keeper may
 // have another copy.
@@ -89,6 +90,9 @@ const (
 	// newKeyTries bounds how often Create asks for a key that AWS has just
 	// made and does not know everywhere yet.
 	newKeyTries = 6
+	// tidyLimit is for how long Create looks after what it could not finish,
+	// when its time is over too.
+	tidyLimit = 2 * time.Second
 )
 
 // Errors of this package. Both say that a root must not be used here.
@@ -109,12 +113,10 @@ type Options struct {
 
 	// WaitingDays is the waiting period of ScheduleDestruction, 7 to 30; zero is 7.
 	WaitingDays int
-	// Deployment tags new keys as lethe:deployment and is part of their alias.
-	// 1 to 64 bytes of [a-zA-Z0-9_-]; empty is "default".
+	// Deployment tags new keys as lethe:deployment and is part of their alias,
+	// alias/lethe/<deployment>/epoch-<n>-<request>. 1 to 64 bytes of
+	// [a-zA-Z0-9_-]; empty is "default".
 	Deployment string
-	// NoAlias makes keys without an alias. Otherwise a new key's alias is
-	// alias/lethe/<deployment>/epoch-<n>-<the first 8 digits of its id>.
-	NoAlias bool
 	// Tags are put on new keys beside lethe:deployment and lethe:epoch.
 	Tags map[string]string
 	// Policy is the key policy of new keys, in JSON; empty is the account's default.
@@ -343,14 +345,19 @@ func (k *KMS) Unwrap(ctx context.Context, rootID string, wrapped []byte, ec keys
 	return out.Plaintext, nil
 }
 
-// Create makes a key, names it by an alias and waits until AWS describes it as
-// enabled. When it fails after the key was made, it tries to schedule the key's
-// deletion while ctx lasts; one that remains is found by its tags and used by nobody.
-func (k *KMS) Create(ctx context.Context, epoch uint32) (string, error) {
+// Create makes a key, names it by an alias that holds the request, and waits
+// until AWS describes it as enabled; or finds what has that alias already. A key
+// that was made and could not be given its alias is scheduled for deletion; where
+// that fails too, it is found by its tags, and used by nobody.
+func (k *KMS) Create(ctx context.Context, epoch uint32, request keys.RootRequest) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", unavailable("CreateKey", err)
 	}
 	number := strconv.FormatUint(uint64(epoch), 10)
+	alias := fmt.Sprintf("alias/lethe/%s/epoch-%s-%x", k.o.Deployment, number, request)
+	if rootID, err := k.aliased(ctx, alias); err != nil || rootID != "" {
+		return rootID, err
+	}
 	tags := []types.Tag{
 		{TagKey: aws.String("lethe:deployment"), TagValue: &k.o.Deployment},
 		{TagKey: aws.String("lethe:epoch"), TagValue: &number},
@@ -377,38 +384,55 @@ func (k *KMS) Create(ctx context.Context, epoch uint32) (string, error) {
 		return "", malformed("CreateKey")
 	}
 	rootID := *out.KeyMetadata.Arn
-	if err := k.introduce(ctx, rootID, number); err != nil {
-		k.abandon(ctx, rootID)
-		return "", err
-	}
-	return rootID, nil
-}
-
-// introduce gives a new key its alias and waits until AWS knows it.
-func (k *KMS) introduce(ctx context.Context, rootID, epoch string) error {
-	if !k.o.NoAlias {
-		_, id, _ := strings.Cut(rootID, ":key/")
-		alias := fmt.Sprintf("alias/lethe/%s/epoch-%s-%.8s", k.o.Deployment, epoch, id)
-		// KMS may not know the key yet where it makes the alias.
-		err := k.settle(ctx, func() error {
-			_, err := k.client.CreateAlias(ctx, &kms.CreateAliasInput{AliasName: &alias, TargetKeyId: &rootID})
-			// A lost answer and a retry: the alias holds this key's id, so it is ours.
-			if err != nil && code(err) != "AlreadyExistsException" {
-				return k.callError(ctx, "CreateAlias", err)
-			}
-			return nil
-		})
+	// KMS may not know the key yet where it makes the alias.
+	err = k.settle(ctx, func() error {
+		_, err := k.client.CreateAlias(ctx, &kms.CreateAliasInput{AliasName: &alias, TargetKeyId: &rootID})
 		if err != nil {
-			return err
+			return k.callError(ctx, "CreateAlias", err)
 		}
+		return nil
+	})
+	if err != nil {
+		// An answer was lost, or another process has made a key for this request.
+		after, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyLimit)
+		defer cancel()
+		named, _ := k.aliased(after, alias)
+		if named != rootID {
+			k.abandon(after, rootID)
+		}
+		if named == "" {
+			return "", err
+		}
+		rootID = named
 	}
-	return k.settle(ctx, func() error {
+	err = k.settle(ctx, func() error {
 		d, err := k.Describe(ctx, rootID)
 		if err == nil && d.State != keys.RootEnabled {
 			err = fmt.Errorf("AWS KMS: %w: the new key is not enabled", keys.ErrKMSUnavailable)
 		}
 		return err
 	})
+	if err != nil {
+		return "", err // and the request, repeated, finds it
+	}
+	return rootID, nil
+}
+
+// aliased returns the ARN of the key that has an alias, or "" if none has.
+func (k *KMS) aliased(ctx context.Context, alias string) (string, error) {
+	out, err := k.client.DescribeKey(ctx, &kms.DescribeKeyInput{KeyId: &alias})
+	switch {
+	case code(err) == "NotFoundException":
+		return "", nil
+	case err != nil:
+		return "", k.callError(ctx, "DescribeKey", err)
+	case out.KeyMetadata == nil || k.checkID(aws.ToString(out.KeyMetadata.Arn)) != nil:
+		return "", malformed("DescribeKey")
+	}
+	if _, err := state(out.KeyMetadata); err != nil {
+		return "", err
+	}
+	return *out.KeyMetadata.Arn, nil
 }
 
 // settle repeats fn while it fails because AWS does not know a new key yet.
@@ -432,7 +456,7 @@ func (k *KMS) settle(ctx context.Context, fn func() error) error {
 	}
 }
 
-// abandon schedules the deletion of a key that Create made and does not return.
+// abandon schedules the deletion of a key that Create made and that has no alias.
 func (k *KMS) abandon(ctx context.Context, rootID string) {
 	// What fails here has failed above as well, and Create reports that.
 	_, _ = k.client.ScheduleKeyDeletion(ctx, &kms.ScheduleKeyDeletionInput{

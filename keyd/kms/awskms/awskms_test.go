@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -71,7 +72,7 @@ func mustNew(t testing.TB, o Options) *KMS {
 
 func mustCreate(t testing.TB, k *KMS, epoch uint32) string {
 	t.Helper()
-	id, err := k.Create(t.Context(), epoch)
+	id, err := k.Create(t.Context(), epoch, kmstest.Request())
 	if err != nil {
 		t.Fatalf("Create: %v", err)
 	}
@@ -387,7 +388,7 @@ type operation struct {
 
 var operations = []operation{
 	{"Create", "Enabled", "Enabled", func(ctx context.Context, k *KMS, _ string, _ []byte) error {
-		_, err := k.Create(ctx, 9)
+		_, err := k.Create(ctx, 9, kmstest.Request())
 		return err
 	}},
 	{"Wrap", "Enabled", "Enabled", func(ctx context.Context, k *KMS, root string, _ []byte) error {
@@ -662,18 +663,17 @@ func TestDeniedUse(t *testing.T) {
 func TestCreateLabelsTheKey(t *testing.T) {
 	double, o := start(t)
 	o.Deployment, o.Tags = "prod-eu", map[string]string{"team": "privacy"}
-	root := mustCreate(t, mustNew(t, o), 41)
+	request := kmstest.Request()
+	root, err := mustNew(t, o).Create(t.Context(), 41, request)
+	if err != nil {
+		t.Fatal(err)
+	}
 	tags := double.Tags(root)
 	if len(tags) != 3 || tags["lethe:deployment"] != "prod-eu" || tags["lethe:epoch"] != "41" || tags["team"] != "privacy" {
 		t.Errorf("tags %v", tags)
 	}
-	_, id, _ := strings.Cut(root, ":key/")
-	if got := double.Aliases(root); len(got) != 1 || got[0] != "alias/lethe/prod-eu/epoch-41-"+id[:8] {
+	if got := double.Aliases(root); len(got) != 1 || got[0] != fmt.Sprintf("alias/lethe/prod-eu/epoch-41-%x", request) {
 		t.Errorf("aliases %v", got)
-	}
-	o.NoAlias = true
-	if got := double.Aliases(mustCreate(t, mustNew(t, o), 42)); len(got) != 0 {
-		t.Errorf("with NoAlias: aliases %v", got)
 	}
 }
 
@@ -681,7 +681,7 @@ func TestCreateLabelsTheKey(t *testing.T) {
 func TestCreateAbandonsWhatItCannotFinish(t *testing.T) {
 	double, o := start(t)
 	double.Set(always(awstest.Fault{Code: "AccessDeniedException", Status: 400}, "CreateAlias"))
-	if id, err := mustNew(t, o).Create(t.Context(), 1); !errors.Is(err, keys.ErrKMSDenied) || id != "" {
+	if id, err := mustNew(t, o).Create(t.Context(), 1, kmstest.Request()); !errors.Is(err, keys.ErrKMSDenied) || id != "" {
 		t.Fatalf("Create = %q, %v", id, err)
 	}
 	for _, arn := range double.Keys() {
@@ -691,6 +691,33 @@ func TestCreateAbandonsWhatItCannotFinish(t *testing.T) {
 	}
 	if len(double.Keys()) != 1 {
 		t.Errorf("%d keys; want 1", len(double.Keys()))
+	}
+}
+
+// Of keys that were made for one request at once, one remains.
+func TestCreateAtOnceLeavesOneKey(t *testing.T) {
+	double, o := start(t)
+	request := kmstest.Request()
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			if _, err := mustNew(t, o).Create(t.Context(), 1, request); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	enabled := 0
+	for _, arn := range double.Keys() {
+		switch got := double.KeyState(arn); {
+		case got == "Enabled" && len(double.Aliases(arn)) == 1:
+			enabled++
+		case got != "PendingDeletion" || len(double.Aliases(arn)) != 0:
+			t.Errorf("a key is left %s, with %d aliases", got, len(double.Aliases(arn)))
+		}
+	}
+	if enabled != 1 {
+		t.Errorf("%d roots; want 1", enabled)
 	}
 }
 
@@ -711,7 +738,7 @@ func TestCreateWaitsForTheKeyToBeKnown(t *testing.T) {
 		t.Fatalf("Describe = %+v, %v", d, err)
 	}
 	double.Set(always(awstest.Fault{Code: "NotFoundException", Status: 400}, "DescribeKey"))
-	if _, err := k.Create(t.Context(), 2); !errors.Is(err, keys.ErrKMSUnavailable) || errors.Is(err, keys.ErrRootUnknown) {
+	if _, err := k.Create(t.Context(), 2, kmstest.Request()); !errors.Is(err, keys.ErrKMSUnavailable) || errors.Is(err, keys.ErrRootUnknown) {
 		t.Fatalf("never known: %v", err)
 	}
 }

@@ -52,6 +52,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Fixture) {
 		{"TwoWrapsDiffer", testTwoWrapsDiffer},
 		{"SizeCap", testSizeCap},
 		{"CreateGivesDistinctIDs", testCreate},
+		{"CreateAgain", testCreateAgain},
 		{"Disable", testDisable},
 		{"ScheduleDestruction", testSchedule},
 		{"Cancel", testCancel},
@@ -80,11 +81,17 @@ var tenantA = keys.EncryptionContext{Tenant: "tenant-a", Epoch: 7}
 
 func create(t *testing.T, k keys.KMS, epoch uint32) string {
 	t.Helper()
-	id, err := k.Create(t.Context(), epoch)
+	id, err := k.Create(t.Context(), epoch, Request())
 	if err != nil {
 		t.Fatalf("Create: %v", err)
 	}
 	return id
+}
+
+// Request is a request for a root that was never made before.
+func Request() (r keys.RootRequest) {
+	rand.Read(r[:])
+	return r
 }
 
 func randomKey(n int) []byte {
@@ -299,6 +306,76 @@ func testCreate(t *testing.T, f Fixture) {
 	}
 }
 
+// testCreateAgain: one request makes one root for an epoch, in whatever state
+// that is by now, across restarts and among processes.
+func testCreateAgain(t *testing.T, f Fixture) {
+	request := Request()
+	k := f.KMS
+	ask := func(epoch uint32, request keys.RootRequest) string {
+		t.Helper()
+		id, err := k.Create(t.Context(), epoch, request)
+		if err != nil {
+			t.Fatalf("Create: %v", err)
+		}
+		return id
+	}
+	id := ask(7, request)
+	key := randomKey(32)
+	wrapped := wrap(t, k, id, key, tenantA)
+	for name, other := range map[string]string{
+		"another epoch": ask(8, request), "another request": ask(7, Request()),
+	} {
+		if other == id {
+			t.Errorf("%s gets the same root", name)
+		}
+	}
+	again := func(when string, want keys.RootState) {
+		t.Helper()
+		if got := ask(7, request); got != id {
+			t.Fatalf("%s, the request repeated gets %s; want %s", when, got, id)
+		}
+		mustBe(t, k, id, want)
+	}
+	again("at once", keys.RootEnabled)
+	mustWork(t, k, id, wrapped, key, tenantA)
+	k = f.Reopen(t)
+	again("after a restart", keys.RootEnabled)
+	mustWork(t, k, id, wrapped, key, tenantA)
+	if err := k.Disable(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	again("disabled", keys.RootDisabled)
+	schedule(t, k, id)
+	again("pending", keys.RootPending)
+
+	// At once: one of them makes it, whoever is told so is told the same, and
+	// whoever is not asks again.
+	shared := Request()
+	ids := make([]string, 4)
+	var wg sync.WaitGroup
+	for i := range ids {
+		wg.Go(func() {
+			for range 100 {
+				var err error
+				if ids[i], err = k.Create(t.Context(), 9, shared); err == nil {
+					return
+				} else if !errors.Is(err, keys.ErrKMSUnavailable) {
+					t.Errorf("Create: %v", err)
+					return
+				}
+			}
+			t.Error("Create never ends")
+		})
+	}
+	wg.Wait()
+	for _, got := range ids {
+		if got != ids[0] {
+			t.Errorf("requests made at once got %q", ids)
+			break
+		}
+	}
+}
+
 func testDisable(t *testing.T, f Fixture) {
 	root, other := create(t, f.KMS, 7), create(t, f.KMS, 8)
 	key := randomKey(32)
@@ -419,7 +496,7 @@ func testUnavailable(t *testing.T, f Fixture) {
 	at := schedule(t, f.KMS, pending)
 
 	repair := f.Break(t)
-	_, err := f.KMS.Create(t.Context(), 10)
+	_, err := f.KMS.Create(t.Context(), 10, Request())
 	mustFail(t, "Create", err, keys.ErrKMSUnavailable)
 	for _, id := range []string{root, disabled, pending, f.UnknownRoot} {
 		everyCall(t, t.Context(), f.KMS, id, wrapped, func(what string, err error) {
@@ -451,7 +528,7 @@ func testEndedContext(t *testing.T, f Fixture) {
 				t.Fatalf("%s: %v does not wrap %v", what, err, ctx.Err())
 			}
 		}
-		_, err := f.KMS.Create(ctx, 8)
+		_, err := f.KMS.Create(ctx, 8, Request())
 		check("Create", err)
 		everyCall(t, ctx, f.KMS, root, wrapped, check)
 	}
@@ -465,7 +542,7 @@ func testHang(t *testing.T, f Fixture) {
 	wrapped := wrap(t, f.KMS, root, key, tenantA)
 	release := f.Hang(t)
 	calls := map[string]func(context.Context) error{
-		"Create":   func(ctx context.Context) error { _, err := f.KMS.Create(ctx, 8); return err },
+		"Create":   func(ctx context.Context) error { _, err := f.KMS.Create(ctx, 8, Request()); return err },
 		"Wrap":     func(ctx context.Context) error { _, err := f.KMS.Wrap(ctx, root, key, tenantA); return err },
 		"Unwrap":   func(ctx context.Context) error { _, err := f.KMS.Unwrap(ctx, root, wrapped, tenantA); return err },
 		"Disable":  func(ctx context.Context) error { return f.KMS.Disable(ctx, root) },
@@ -550,7 +627,7 @@ func testConcurrent(t *testing.T, f Fixture) {
 	for range 2 {
 		wg.Go(func() {
 			for i := range 4 {
-				id, err := f.KMS.Create(t.Context(), uint32(i))
+				id, err := f.KMS.Create(t.Context(), uint32(i), Request())
 				if err != nil {
 					t.Errorf("Create: %v", err)
 					return

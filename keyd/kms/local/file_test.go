@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lethe/keyd/internal/keys"
+	"lethe/keyd/kms/kmstest"
 )
 
 func TestOpenMissing(t *testing.T) {
@@ -96,7 +97,7 @@ func TestWrongSecret(t *testing.T) {
 func TestDamagedFileOnDisk(t *testing.T) {
 	o, _ := withKeyfile(t)
 	k := mustOpen(t, o)
-	if _, err := k.Create(t.Context(), 1); err != nil {
+	if _, err := k.Create(t.Context(), 1, kmstest.Request()); err != nil {
 		t.Fatal(err)
 	}
 	good, err := os.ReadFile(o.Path)
@@ -269,7 +270,7 @@ func TestUnsafePermissions(t *testing.T) {
 func TestFileChangesUnderneath(t *testing.T) {
 	o, _ := withKeyfile(t)
 	k := mustOpen(t, o)
-	id, err := k.Create(t.Context(), 1)
+	id, err := k.Create(t.Context(), 1, kmstest.Request())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +326,7 @@ func TestFileChangesUnderneath(t *testing.T) {
 		if _, err := k.Wrap(t.Context(), id, make([]byte, 32), keys.EncryptionContext{}); !errors.Is(err, keys.ErrKMSUnavailable) {
 			t.Errorf("%s: Wrap: %v", name, err)
 		}
-		if _, err := k.Create(t.Context(), 2); !errors.Is(err, keys.ErrKMSUnavailable) {
+		if _, err := k.Create(t.Context(), 2, kmstest.Request()); !errors.Is(err, keys.ErrKMSUnavailable) {
 			t.Errorf("%s: Create: %v", name, err)
 		}
 	}
@@ -344,7 +345,7 @@ func TestReadWhileReplaced(t *testing.T) {
 	go func() {
 		defer close(done)
 		for i := range 60 {
-			if _, err := k.Create(t.Context(), uint32(i)); err != nil {
+			if _, err := k.Create(t.Context(), uint32(i), kmstest.Request()); err != nil {
 				t.Errorf("Create: %v", err)
 				return
 			}
@@ -371,7 +372,7 @@ func TestReadWhileReplaced(t *testing.T) {
 func TestWriteFails(t *testing.T) {
 	o, c := withKeyfile(t)
 	k := mustOpen(t, o)
-	id, err := k.Create(t.Context(), 1)
+	id, err := k.Create(t.Context(), 1, kmstest.Request())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,7 +410,7 @@ func TestWriteFails(t *testing.T) {
 func TestClockJumpsBack(t *testing.T) {
 	o, c := withKeyfile(t)
 	k := mustOpen(t, o)
-	id, err := k.Create(t.Context(), 1)
+	id, err := k.Create(t.Context(), 1, kmstest.Request())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +433,7 @@ func TestClockJumpsBack(t *testing.T) {
 		}
 	}
 	c.Advance(-100 * 365 * 24 * time.Hour)
-	if _, err := k.Create(t.Context(), 2); !errors.Is(err, keys.ErrKMSUnavailable) {
+	if _, err := k.Create(t.Context(), 2, kmstest.Request()); !errors.Is(err, keys.ErrKMSUnavailable) {
 		t.Fatalf("Create before 1970: %v", err)
 	}
 }
@@ -457,7 +458,7 @@ func TestReplacedFileIsOverwritten(t *testing.T) {
 	if bytes.Equal(before, make([]byte, len(before))) {
 		t.Fatal("the file is zeros already")
 	}
-	if _, err := k.Create(t.Context(), 1); err != nil {
+	if _, err := k.Create(t.Context(), 1, kmstest.Request()); err != nil {
 		t.Fatal(err)
 	}
 	if after := content(old); !bytes.Equal(after, make([]byte, len(before))) {
@@ -470,7 +471,7 @@ func TestReplacedFileIsOverwritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.Create(t.Context(), 2); err != nil {
+	if _, err := k.Create(t.Context(), 2, kmstest.Request()); err != nil {
 		t.Fatal(err)
 	}
 	if got, _ := os.ReadFile(o.Path + ".backup"); !bytes.Equal(got, want) {
@@ -481,7 +482,7 @@ func TestReplacedFileIsOverwritten(t *testing.T) {
 func TestClose(t *testing.T) {
 	o, _ := withKeyfile(t)
 	k := mustOpen(t, o)
-	id, err := k.Create(t.Context(), 1)
+	id, err := k.Create(t.Context(), 1, kmstest.Request())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -495,7 +496,7 @@ func TestClose(t *testing.T) {
 		t.Error("Close left the key in memory")
 	}
 	for name, call := range map[string]func() error{
-		"Create": func() error { _, err := k.Create(t.Context(), 1); return err },
+		"Create": func() error { _, err := k.Create(t.Context(), 1, kmstest.Request()); return err },
 		"Wrap": func() error {
 			_, err := k.Wrap(t.Context(), id, make([]byte, 32), keys.EncryptionContext{})
 			return err

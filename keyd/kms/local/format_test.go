@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"lethe/keyd/internal/keys"
+	"lethe/keyd/kms/kmstest"
 )
 
 // sample returns a file with a root in every state, and what opens it.
@@ -209,7 +210,7 @@ func TestStateOneEncoding(t *testing.T) {
 func TestDestroyDueRemovesTheKey(t *testing.T) {
 	o, c := withKeyfile(t)
 	k := mustOpen(t, o)
-	id, err := k.Create(t.Context(), 1)
+	id, err := k.Create(t.Context(), 1, kmstest.Request())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -313,24 +313,24 @@ func (k *KMS) use(ctx context.Context, rootID string, fn func(*root) error) erro
 	return nil
 }
 
-// Create makes a root. When it fails with keys.ErrKMSUnavailable, whether a
-// root was made is not known; one that nobody names does no harm.
-func (k *KMS) Create(ctx context.Context, epoch uint32) (string, error) {
-	var id string
+// Create makes a root, or finds the one that it made for this request. When it
+// fails with keys.ErrKMSUnavailable, whether a root was made is not known; the
+// repeated request finds it.
+func (k *KMS) Create(ctx context.Context, epoch uint32, request keys.RootRequest) (string, error) {
+	id := fmt.Sprintf("local-%d-%s", epoch, hex.EncodeToString(request[:]))
 	err := k.update(ctx, func(st *state, now time.Time) (bool, error) {
+		if st.find(id) != nil {
+			return false, nil
+		}
 		if len(st.roots) >= maxRoots {
 			return false, fmt.Errorf("local KMS: the root file is full: it has %d roots", maxRoots)
 		}
-		r := &root{epoch: epoch, state: keys.RootEnabled, created: now.UnixMilli()}
-		random := make([]byte, 16)
-		rand.Read(random)
-		r.id = fmt.Sprintf("local-%d-%s", epoch, hex.EncodeToString(random))
+		r := &root{id: id, epoch: epoch, state: keys.RootEnabled, created: now.UnixMilli()}
 		rand.Read(r.key[:])
 		var err error
 		if r.aead, err = newAEAD(r.key[:]); err != nil {
 			return false, err
 		}
-		id = r.id
 		st.add(r)
 		return true, nil
 	})

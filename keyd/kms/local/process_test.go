@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"lethe/keyd/internal/keys"
+	"lethe/keyd/kms/kmstest"
 )
 
 func itoa(fd uintptr) string { return strconv.Itoa(int(fd)) }
@@ -42,7 +43,7 @@ func childMain() {
 		os.Exit(1)
 	}
 	for epoch := uint32(0); ; epoch++ {
-		id, err := k.Create(context.Background(), epoch)
+		id, err := k.Create(context.Background(), epoch, kmstest.Request())
 		if err != nil {
 			fmt.Println("failed", err)
 			os.Exit(1)
@@ -176,7 +177,7 @@ func TestManyWriters(t *testing.T) {
 	for _, k := range []*KMS{k1, k2} {
 		wg.Go(func() {
 			for i := range each {
-				id, err := k.Create(t.Context(), uint32(i))
+				id, err := k.Create(t.Context(), uint32(i), kmstest.Request())
 				if err != nil {
 					t.Errorf("Create: %v", err)
 					return
@@ -227,13 +228,13 @@ func TestLockHeld(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := k.Create(ctx, 1); !errors.Is(err, keys.ErrKMSUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := k.Create(ctx, 1, kmstest.Request()); !errors.Is(err, keys.ErrKMSUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("Create while another holds the lock: %v", err)
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.Create(t.Context(), 1); err != nil {
+	if _, err := k.Create(t.Context(), 1, kmstest.Request()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -249,7 +250,7 @@ func TestTemporaryFileOfACrash(t *testing.T) {
 		if err := leave(); err != nil {
 			t.Fatal(err)
 		}
-		id, err := k.Create(t.Context(), 1)
+		id, err := k.Create(t.Context(), 1, kmstest.Request())
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}

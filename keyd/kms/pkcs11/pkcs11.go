@@ -218,29 +218,60 @@ func (s *session) usable(rootID string, ckaID []byte) (p11.ObjectHandle, error) 
 	return s.key(rootID, ckaID)
 }
 
-// Create makes a key on the token, tries it, and gives it a record. A key that
-// is left without a record, by a crash or a lost session, is used by nobody.
-func (k *KMS) Create(ctx context.Context, epoch uint32) (string, error) {
+// Create makes a key on the token, tries it, and gives it a record; or finds the
+// one that it made for this request. A key that was left without a record, by a
+// crash or a lost session, is used by nobody, and is given one by the repeat.
+func (k *KMS) Create(ctx context.Context, epoch uint32, request keys.RootRequest) (string, error) {
 	return in(ctx, k, func(s *session) (string, error) {
 		if err := s.witness(); err != nil {
 			return "", err
 		}
-		rootID, id := newRootID(epoch)
-		key, err := s.generate(rootID, id)
+		rootID, id := requested(epoch, request)
+		if all, err := s.records(rootID); err != nil {
+			return "", err
+		} else if len(all) != 0 {
+			return rootID, nil
+		}
+		key, err := s.made(rootID, id)
 		if err != nil {
 			return "", err
 		}
-		err = s.try(rootID, key)
-		if err == nil {
-			err = s.put(record{rootID: rootID, seq: 1, state: keys.RootEnabled})
+		if err := s.try(rootID, key); err != nil {
+			return "", err
 		}
-		if err != nil {
-			// What fails here has failed above as well, and that is reported.
-			_ = s.destroy(key)
+		if err := s.put(record{rootID: rootID, seq: 1, state: keys.RootEnabled}); err != nil {
 			return "", err
 		}
 		return rootID, nil
 	})
+}
+
+// made returns the key of a root that has no record: the one that was left by a
+// crash, or a new one.
+func (s *session) made(rootID string, ckaID []byte) (p11.ObjectHandle, error) {
+	found, err := s.find(keyTemplate(ckaID), maxRecords)
+	if err != nil {
+		return 0, err
+	}
+	if len(found) == 1 {
+		return found[0], nil
+	}
+	for _, left := range found { // by two processes at once
+		if err := s.destroy(left); err != nil {
+			return 0, err
+		}
+	}
+	key, err := s.generate(rootID, ckaID)
+	if err != nil {
+		return 0, err
+	}
+	found, err = s.find(keyTemplate(ckaID), 2)
+	if err == nil && len(found) != 1 {
+		if err = s.destroy(key); err == nil {
+			err = unavailable(fmt.Errorf("another process is making %s", rootID))
+		}
+	}
+	return key, err
 }
 
 // try proves that a new key is what was asked for, and that the token does

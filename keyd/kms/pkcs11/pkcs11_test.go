@@ -17,13 +17,14 @@ import (
 	p11 "github.com/miekg/pkcs11"
 
 	"lethe/keyd/internal/keys"
+	"lethe/keyd/kms/kmstest"
 )
 
 var tenantA = keys.EncryptionContext{Tenant: "tenant-a", Epoch: 7}
 
 func mustCreate(t testing.TB, k *KMS, epoch uint32) string {
 	t.Helper()
-	id, err := k.Create(t.Context(), epoch)
+	id, err := k.Create(t.Context(), epoch, kmstest.Request())
 	if err != nil {
 		t.Fatalf("Create: %v", err)
 	}
@@ -386,20 +387,29 @@ func TestOldRecordsGo(t *testing.T) {
 	}
 }
 
-// Create, cut off anywhere, returns no root.
+// Create, cut off anywhere, returns no root; the request repeated makes one, of
+// which there is one key and one record.
 func TestCreateCutOffAnywhere(t *testing.T) {
 	o, _, f := options(t)
 	k := mustOpen(t, o)
 	for cut := int64(1); ; cut++ {
+		request := kmstest.Request()
 		f.cutAfter(cut)
-		id, err := k.Create(t.Context(), 7)
+		id, err := k.Create(t.Context(), 7, request)
 		f.set(nil)
-		if err == nil {
-			mustBe(t, k, id, keys.RootEnabled)
-			return
-		}
-		if id != "" || !errors.Is(err, keys.ErrKMSUnavailable) {
+		if err != nil && (id != "" || !errors.Is(err, keys.ErrKMSUnavailable)) {
 			t.Fatalf("cut after %d calls: %q, %v", cut, id, err)
+		}
+		whole := err == nil
+		if id, err = k.Create(t.Context(), 7, request); err != nil {
+			t.Fatalf("cut after %d calls, and repeated: %v", cut, err)
+		}
+		mustBe(t, k, id, keys.RootEnabled)
+		if keys, records := count(t, o.Token, keyOf(t, id)), count(t, o.Token, recordOf(id)); keys != 1 || records != 1 {
+			t.Fatalf("cut after %d calls, and repeated: %d keys, %d records", cut, keys, records)
+		}
+		if whole {
+			return
 		}
 	}
 }

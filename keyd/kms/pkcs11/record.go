@@ -22,7 +22,6 @@ const (
 	recordVersion      = "lethe-root-v1"
 	witnessApplication = "lethe witness"
 
-	idSize    = 16 // of CKA_ID
 	nonceSize = 8
 	// maxRecords is how many records of one root are read. There is one, but
 	// for crashes and races.
@@ -32,10 +31,9 @@ const (
 // rootIDs: kind, epoch and CKA_ID.
 var rootIDs = regexp.MustCompile(`^pkcs11-(0|[1-9][0-9]{0,9})-([0-9a-f]{32})$`)
 
-func newRootID(epoch uint32) (rootID string, ckaID []byte) {
-	ckaID = make([]byte, idSize)
-	rand.Read(ckaID)
-	return fmt.Sprintf("pkcs11-%d-%s", epoch, hex.EncodeToString(ckaID)), ckaID
+// requested is the root of a request, whose bytes are the key's CKA_ID.
+func requested(epoch uint32, request keys.RootRequest) (rootID string, ckaID []byte) {
+	return fmt.Sprintf("pkcs11-%d-%x", epoch, request), request[:]
 }
 
 // ckaID returns the CKA_ID of a root's key.

@@ -266,8 +266,11 @@ func (s *Server) do(call string, in request) (int, any) {
 		return s.createKey(in)
 	}
 	id := in.KeyId
-	if call == "CreateAlias" {
+	switch {
+	case call == "CreateAlias":
 		id = in.TargetKeyId
+	case strings.HasPrefix(id, "alias/"):
+		id = s.aliases[id]
 	}
 	k := s.keys[id]
 	if k == nil {

@@ -956,6 +956,11 @@ type Duty struct {
 	ClockMs int64 `protobuf:"varint,3,opt,name=clock_ms,json=clockMs,proto3" json:"clock_ms,omitempty"`
 	// Counts how often an operator confirmed it.
 	Confirmations uint64 `protobuf:"varint,4,opt,name=confirmations,proto3" json:"confirmations,omitempty"`
+	// The newest epoch for which a root was asked for, and the 16 bytes of that
+	// request: written before the KMS is asked, so that whoever asks again, after
+	// a crash too, gets the same root.
+	RootEpoch     uint32 `protobuf:"varint,5,opt,name=root_epoch,json=rootEpoch,proto3" json:"root_epoch,omitempty"`
+	RootRequest   []byte `protobuf:"bytes,6,opt,name=root_request,json=rootRequest,proto3" json:"root_request,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1016,6 +1021,20 @@ func (x *Duty) GetConfirmations() uint64 {
 		return x.Confirmations
 	}
 	return 0
+}
+
+func (x *Duty) GetRootEpoch() uint32 {
+	if x != nil {
+		return x.RootEpoch
+	}
+	return 0
+}
+
+func (x *Duty) GetRootRequest() []byte {
+	if x != nil {
+		return x.RootRequest
+	}
+	return nil
 }
 
 // Wrapped is a key under its parent. Its row's key is part of what it is bound to.
@@ -2431,12 +2450,15 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\x04beat\x18\x01 \x01(\x04R\x04beat\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x16\n" +
 	"\x06oldest\x18\x03 \x01(\rR\x06oldest\x12\x17\n" +
-	"\atime_ms\x18\x04 \x01(\x03R\x06timeMs\"s\n" +
+	"\atime_ms\x18\x04 \x01(\x03R\x06timeMs\"\xb5\x01\n" +
 	"\x04Duty\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\fR\x06holder\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x19\n" +
 	"\bclock_ms\x18\x03 \x01(\x03R\aclockMs\x12$\n" +
-	"\rconfirmations\x18\x04 \x01(\x04R\rconfirmations\"T\n" +
+	"\rconfirmations\x18\x04 \x01(\x04R\rconfirmations\x12\x1d\n" +
+	"\n" +
+	"root_epoch\x18\x05 \x01(\rR\trootEpoch\x12!\n" +
+	"\froot_request\x18\x06 \x01(\fR\vrootRequest\"T\n" +
 	"\aWrapped\x12\x15\n" +
 	"\x06kek_id\x18\x01 \x01(\fR\x05kekId\x12\x1e\n" +
 	"\n" +
