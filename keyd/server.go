@@ -53,6 +53,15 @@ type (
 	Anchors = rpc.Anchors
 )
 
+// AccessFiles are the files that say who may call: certificates, and a policy.
+type AccessFiles = policy.Files
+
+// Policy says who has which roles for which tenants.
+type Policy = policy.File
+
+// ParsePolicy reads a policy file, as keyd does.
+func ParsePolicy(b []byte) (*Policy, error) { return policy.Parse(b) }
+
 // Errors of Open, to be told apart by whoever starts keyd.
 var (
 	ErrNotInitialised = keys.ErrNotInitialised
@@ -82,8 +91,11 @@ type Config struct {
 	// close, as the others do.
 	Anchors Anchors
 
-	// Development serves every caller, on loopback and Unix sockets only. It
-	// must be set: this version has no roles.
+	// Access are the files by which callers are admitted, with TLS and
+	// certificates of their own, and told apart.
+	Access *AccessFiles
+	// Development serves every caller instead, on loopback and Unix sockets
+	// only, without TLS.
 	Development bool
 	// Initialise allows an empty store to become a new key store.
 	Initialise bool
@@ -127,6 +139,7 @@ type Config struct {
 // Server is a running keyd.
 type Server struct {
 	keys   *keys.Keys
+	access *policy.Access // nil for development
 	grpc   *grpc.Server
 	health *health.Server
 	log    *slog.Logger
@@ -137,20 +150,30 @@ type Server struct {
 // Open checks the store against the anchor and prepares to serve. The store,
 // the KMS and the anchor stay the caller's to close, after Stop.
 func Open(ctx context.Context, cfg Config) (*Server, error) {
-	if !cfg.Development {
-		return nil, errors.New("keyd: this version has no roles, and serves development only")
-	}
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
 	cfg.setDefaults()
+	var access *policy.Access
+	if cfg.Access != nil {
+		var err error
+		if access, err = policy.Load(*cfg.Access, cfg.Clock); err != nil {
+			return nil, fmt.Errorf("keyd: %w", err)
+		}
+	}
 	k, err := keys.Open(ctx, cfg.keys())
 	if err != nil {
 		return nil, fmt.Errorf("keyd: %w", err)
 	}
+	s := &Server{keys: k, access: access, log: cfg.Log, done: make(chan struct{}), health: health.NewServer()}
 	registerGauges(cfg.Metrics, k)
-	s := &Server{keys: k, log: cfg.Log, done: make(chan struct{}), health: health.NewServer()}
-	opts := rpc.Options(k, policy.Development(cfg.Audit, cfg.Metrics), cfg.Log)
+	opts := rpc.Options(k, policy.New(access, cfg.Audit, cfg.Metrics), cfg.Log)
+	info := rpc.Info{Version: cfg.Version, Development: cfg.Development, Heartbeat: cfg.Heartbeat}
+	if access != nil {
+		registerAccess(cfg.Metrics, access)
+		info.Access = access.Status
+		opts = append(opts, grpc.Creds(access), grpc.ConnectionTimeout(handshakeTimeout))
+	}
 	if cfg.Anchors != nil {
 		opts = append(opts, grpc.MaxRecvMsgSize(rpc.MaxObjectMessage))
 	}
@@ -158,10 +181,23 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.Anchors != nil {
 		rpc.RegisterAnchors(s.grpc, cfg.Anchors)
 	}
-	rpc.Register(s.grpc, k, rpc.Info{Version: cfg.Version, Development: true, Heartbeat: cfg.Heartbeat}, s.done)
+	rpc.Register(s.grpc, k, info, s.done)
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	go s.watchHealth()
 	return s, nil
+}
+
+// handshakeTimeout is how long a caller may take to show its certificate.
+const handshakeTimeout = 10 * time.Second
+
+// Reload reads the files of Config.Access again. What they say holds from the
+// next call on, on connections that are open too; with an error all stays as it
+// was, and is told as unhealthy.
+func (s *Server) Reload() error {
+	if s.access == nil {
+		return nil
+	}
+	return s.access.Reload()
 }
 
 func (c *Config) setDefaults() {
@@ -197,6 +233,9 @@ func (c *Config) keys() keys.Config {
 
 // check refuses what no deployment can mean.
 func (c *Config) check() error {
+	if c.Development == (c.Access != nil) {
+		return errors.New("keyd: it needs the files that say who may call, or serves development, and not both")
+	}
 	for _, d := range []struct {
 		name  string
 		value time.Duration
@@ -254,20 +293,41 @@ func registerGauges(reg prometheus.Registerer, k *keys.Keys) {
 	gauge("lethe_rewrap_rows_done", "Those that were dealt with.",
 		epochs(func(g keys.EpochGauges) float64 { return float64(g.RowsDone) }))
 	for _, component := range []string{"store", "kms", "anchor", "epochs"} {
-		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "lethe_component_healthy", Help: "1 while the component works.",
-			ConstLabels: prometheus.Labels{"component": component},
-		}, func() float64 {
+		registerComponent(reg, component, func() bool {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
 			for _, c := range k.Status(ctx).Components {
-				if c.Name == component && c.Healthy {
-					return 1
+				if c.Name == component {
+					return c.Healthy
 				}
 			}
-			return 0
-		}))
+			return false
+		})
 	}
+}
+
+func registerComponent(reg prometheus.Registerer, name string, healthy func() bool) {
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "lethe_component_healthy", Help: "1 while the component works.",
+		ConstLabels: prometheus.Labels{"component": name},
+	}, func() float64 {
+		if healthy() {
+			return 1
+		}
+		return 0
+	}))
+}
+
+// registerAccess exports what an operator watches of the admission of callers.
+func registerAccess(reg prometheus.Registerer, a *policy.Access) {
+	registerComponent(reg, a.Status().Name, func() bool { return a.Status().Healthy })
+	reg.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "lethe_certificate_end_seconds", Help: "When keyd's own certificate is over, in Unix seconds.",
+		}, func() float64 { return float64(a.CertificateEnd().Unix()) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "lethe_handshakes_refused_total", Help: "Connections that ended before they had shown a good certificate.",
+		}, func() float64 { return float64(a.Refused()) }))
 }
 
 // watchHealth keeps the standard gRPC health service at what Serving says.
@@ -288,18 +348,20 @@ func (s *Server) watchHealth() {
 	}
 }
 
-// Serve answers calls on lis until Stop. It refuses a listener that other
-// machines reach.
+// Serve answers calls on lis until Stop. For development it refuses a listener
+// that other machines reach.
 func (s *Server) Serve(lis net.Listener) error {
-	if err := MayListen(lis.Addr()); err != nil {
-		lis.Close()
-		return err
+	if s.access == nil {
+		if err := MayListen(lis.Addr()); err != nil {
+			lis.Close()
+			return err
+		}
 	}
 	return s.grpc.Serve(lis)
 }
 
-// MayListen says whether keyd serves on an address: one that only this machine
-// reaches.
+// MayListen says whether keyd serves everybody on an address: only where no
+// other machine reaches it.
 func MayListen(addr net.Addr) error {
 	switch a := addr.(type) {
 	case *net.UnixAddr:
@@ -309,7 +371,7 @@ func MayListen(addr net.Addr) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("keyd: will not listen on %s: this version has no roles, and serves loopback and Unix sockets only", addr)
+	return fmt.Errorf("keyd: will not listen on %s: whoever reaches it may do everything, so it must be loopback or a Unix socket", addr)
 }
 
 // Stop ends the service: calls under way may finish until ctx is done.

@@ -102,6 +102,7 @@ func (p *printer) entry(e VerifiedEntry) {
 		p.line("  dead key", "%x of class number %d, generation %d", k.KeyID, k.ClassNumber, k.Generation)
 	}
 	p.given("reason", s.Reason)
+	p.given("principal", s.Principal)
 	p.given("request", hex.EncodeToString(s.Request))
 	p.given("hold", s.Hold)
 	switch {

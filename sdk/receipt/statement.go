@@ -114,6 +114,10 @@ type Statement struct {
 	Reason string
 	// Request is an HMAC of the request id, of 16 or 32 bytes.
 	Request []byte
+	// Principal is the authenticated name of who made the request, at most 2048
+	// bytes of printable ASCII. It is absent where keyd acts by itself, and in
+	// development.
+	Principal string
 
 	// DrainedBy is when the last lease is over, skew allowed for.
 	DrainedBy time.Time
@@ -183,7 +187,7 @@ type DeadKey struct {
 // those in anyKind.
 type rule struct{ must, may []string }
 
-var anyKind = []string{"anchor", "reason", "request"}
+var anyKind = []string{"anchor", "principal", "reason", "request"}
 
 var rules = map[Kind]rule{
 	TenantCreated: {must: []string{"pseudonym_check", "tenant"}},
@@ -289,6 +293,9 @@ var fields = []field{
 		},
 	},
 	instant("planned_end", func(s *Statement) *time.Time { return &s.PlannedEnd }),
+	text("principal", func(s *Statement) *string { return &s.Principal }, func(v string) bool {
+		return v != "" && len(v) <= 2048 && isPrintable(v)
+	}),
 	octets("pseudonym_check", func(s *Statement) *[]byte { return &s.PseudonymCheck }, 16, 32),
 	text("reason", func(s *Statement) *string { return &s.Reason }, code(64)),
 	octets("request", func(s *Statement) *[]byte { return &s.Request }, 16, 32),

@@ -48,6 +48,7 @@ type request struct {
 	ifGeneration uint32
 	id, reason   string
 	extra        []byte // whatever else tells two requests apart
+	principal    string // who made it; no part of what tells two apart
 
 	keys   *tenantKeys
 	handle id16
@@ -79,6 +80,7 @@ func (q *request) prepare(ctx context.Context, k *Keys) (err error) {
 			return invalid("classes", err)
 		}
 	}
+	q.principal = principalOf(ctx)
 	q.ifGeneration = max(q.ifGeneration, 1) // zero means the first
 	q.classes = slices.Compact(slices.Sorted(slices.Values(q.classes)))
 	q.mac = requestMAC(k.requestKey, q.tenant, q.id)
@@ -173,6 +175,7 @@ func (q *request) rows() []string {
 func (q *request) statement(kind receipt.Kind, now time.Time) *receipt.Statement {
 	s := &receipt.Statement{
 		Kind: kind, Tenant: q.tenant, Reason: q.reason, Request: q.mac, Time: now,
+		Principal: q.principal,
 	}
 	if q.subject != nil {
 		s.Handle = q.handle[:]

@@ -53,13 +53,13 @@ func (k *Keys) PlaceHold(ctx context.Context, req *keydv1.PlaceHoldRequest) (*Re
 	if err != nil {
 		return nil, err
 	}
-	return k.recordHold(ctx, q, receipt.HoldPlaced, req.HoldId, k.placing(req.HoldId, req.Reason, end))
+	return k.recordHold(ctx, q, receipt.HoldPlaced, req.HoldId, k.placing(req.HoldId, req.Reason, q.principal, end))
 }
 
-func (k *Keys) placing(id, reason string, end time.Time) holdChange {
+func (k *Keys) placing(id, reason, principal string, end time.Time) holdChange {
 	return func(holds []*storev1.Hold, s *receipt.Statement, now time.Time) ([]*storev1.Hold, error) {
 		s.Hold = id
-		h := &storev1.Hold{Id: id, Reason: reason, PlacedMs: now.UnixMilli()}
+		h := &storev1.Hold{Id: id, Reason: reason, Principal: principal, PlacedMs: now.UnixMilli()}
 		if !end.IsZero() {
 			if !end.After(now) {
 				return nil, invalid("end", errors.New("is over already"))

@@ -51,12 +51,14 @@ var errAgain = errors.New("again")
 // BlobKeys answers each query from one snapshot of the store, after making the
 // DEKs and bucket keys that a seal finds missing.
 func (k *Keys) BlobKeys(ctx context.Context, queries []*keydv1.BlobKeyQuery) ([]Result, error) {
-	return k.BlobKeysAmong(ctx, queries, nil)
+	return k.BlobKeysAmong(ctx, queries, nil, nil)
 }
 
 // BlobKeysAmong is BlobKeys for queries of which some name no key id: they want
-// that of recipients, which is not empty then, that is their subject's.
-func (k *Keys) BlobKeysAmong(ctx context.Context, queries []*keydv1.BlobKeyQuery, recipients [][]byte) ([]Result, error) {
+// that of recipients, which is not empty then, that is their subject's. refused
+// is nil, or has an error for each query that must not be answered: nothing is
+// looked up for it.
+func (k *Keys) BlobKeysAmong(ctx context.Context, queries []*keydv1.BlobKeyQuery, recipients [][]byte, refused []error) ([]Result, error) {
 	if n := len(queries); n == 0 || n > MaxBatch {
 		return nil, invalid("queries", errors.New("a call has 1 to 256 queries"))
 	}
@@ -66,6 +68,10 @@ func (k *Keys) BlobKeysAmong(ctx context.Context, queries []*keydv1.BlobKeyQuery
 	qs := make([]query, len(queries))
 	for i, q := range queries {
 		qs[i].BlobKeyQuery, qs[i].among = q, recipients
+		if refused != nil && refused[i] != nil {
+			qs[i].finish(nil, refused[i])
+			continue
+		}
 		if err := qs[i].prepare(ctx, k); err != nil {
 			qs[i].finish(nil, err)
 		}

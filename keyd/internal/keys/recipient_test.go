@@ -36,7 +36,7 @@ func TestRecipients(t *testing.T) {
 	results, err := r.BlobKeysAmong(t.Context(), []*keydv1.BlobKeyQuery{
 		among("ann", "trace"), among("bob", "trace"), among("cleo", "trace"), among("stranger", "trace"),
 		among("nobody", "trace"), among("ann", "backup"), openQuery("acme", "stranger", "trace", stranger),
-	}, recipients)
+	}, recipients, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestRecipients(t *testing.T) {
 
 	// Blobs whose keys nobody has heard of are no evidence of anything.
 	never := [][]byte{bytes.Repeat([]byte{1}, 16), bytes.Repeat([]byte{2}, 16)}
-	results, err = r.BlobKeysAmong(t.Context(), []*keydv1.BlobKeyQuery{among("ann", "trace")}, never)
+	results, err = r.BlobKeysAmong(t.Context(), []*keydv1.BlobKeyQuery{among("ann", "trace")}, never, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,13 +112,13 @@ func TestRecipientsAreChecked(t *testing.T) {
 	for name, recipients := range map[string][][]byte{
 		"one": {id(1)}, "too many": many, "not ascending": {id(2), id(1)}, "twice": {id(1), id(1)}, "short": {id(1), id(2)[:15]},
 	} {
-		_, err := r.BlobKeysAmong(t.Context(), []*keydv1.BlobKeyQuery{q}, recipients)
+		_, err := r.BlobKeysAmong(t.Context(), []*keydv1.BlobKeyQuery{q}, recipients, nil)
 		r.want(name, err, isInvalid)
 	}
-	_, err := r.BlobKeysAmong(t.Context(), []*keydv1.BlobKeyQuery{q, other}, many[:2])
+	_, err := r.BlobKeysAmong(t.Context(), []*keydv1.BlobKeyQuery{q, other}, many[:2], nil)
 	r.want("two tenants", err, isInvalid)
 	q.KeyId = nil
-	results, err := r.BlobKeysAmong(t.Context(), []*keydv1.BlobKeyQuery{q}, nil)
+	results, err := r.BlobKeysAmong(t.Context(), []*keydv1.BlobKeyQuery{q}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -86,7 +86,7 @@ func (p *replay) requested(tx Tx, it item) error {
 	if err := getRow(tx, tenantKey(tenantID(s.Tenant)), &tenant); err != nil {
 		return err
 	}
-	q := &request{tenant: s.Tenant, reason: s.Reason, mac: s.Request, keys: p.keysOf(s.Tenant)}
+	q := &request{tenant: s.Tenant, reason: s.Reason, principal: s.Principal, mac: s.Request, keys: p.keysOf(s.Tenant)}
 	if s.Handle != nil {
 		q.subject, q.handle = []byte{}, id16(s.Handle)
 	}
@@ -205,7 +205,7 @@ func (p *replay) plan(r Reader, s *receipt.Statement, q *request) (*plan, error)
 	case receipt.HoldPlaced:
 		q.kind, q.extra = "place-hold", holdExtra(s.Hold, s.HoldEnd)
 		q.digest = q.sum()
-		return k.planHold(r, q, s.Kind, s.Time, k.placing(s.Hold, s.Reason, s.HoldEnd))
+		return k.planHold(r, q, s.Kind, s.Time, k.placing(s.Hold, s.Reason, s.Principal, s.HoldEnd))
 	case receipt.HoldReleased:
 		q.kind, q.extra = "release-hold", holdExtra(s.Hold, time.Time{})
 		q.digest = q.sum()

@@ -466,7 +466,7 @@ func (k *Keys) CancelRetirement(ctx context.Context, number uint32) error {
 		if statedKept(row) {
 			return nil, errTurned // by a duty that saw it first, or a call that was not answered
 		}
-		s := &receipt.Statement{Time: now, Epoch: number}
+		s := &receipt.Statement{Time: now, Epoch: number, Principal: principalOf(ctx)}
 		if _, err := keepRoot(r, row, s, now); err != nil {
 			return nil, err
 		}

@@ -242,6 +242,7 @@ func (k *Keys) createTenant(ctx context.Context, name string, classes []*keydv1.
 			}
 			statements := []*receipt.Statement{{
 				Kind: receipt.TenantCreated, Time: now, Tenant: name, PseudonymCheck: row.PseudonymCheck,
+				Principal: principalOf(ctx),
 			}}
 			if q != nil {
 				statements[0].Request = q.mac
@@ -250,7 +251,9 @@ func (k *Keys) createTenant(ctx context.Context, name string, classes []*keydv1.
 			for i, c := range classes {
 				row := newClass(c, uint32(i)+1, now)
 				made = append(made, row)
-				statements = append(statements, classSet(name, row, now))
+				stated := classSet(name, row, now)
+				stated.Principal = principalOf(ctx)
+				statements = append(statements, stated)
 			}
 			return &plan{statements: statements, write: func(tx Tx, index uint64) error {
 				for i, c := range made {
@@ -478,7 +481,9 @@ func (k *Keys) PutClass(ctx context.Context, tenant string, c *keydv1.Class) (*k
 				return &plan{index: row.ChangedAt - 1, write: func(Tx, uint64) error { return nil }}, nil
 			}
 		}
-		return &plan{statements: []*receipt.Statement{classSet(tenant, row, now)}, write: func(tx Tx, index uint64) error {
+		stated := classSet(tenant, row, now)
+		stated.Principal = principalOf(ctx)
+		return &plan{statements: []*receipt.Statement{stated}, write: func(tx Tx, index uint64) error {
 			row.ChangedAt = index + 1
 			if err := putClass(tx, id, row); err != nil {
 				return err

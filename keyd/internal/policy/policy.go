@@ -1,10 +1,14 @@
 // Package policy is the one place that decides whether a call is allowed, and
 // that audits it. An audit line says who called what for which tenant, and how
 // it ended; it names no subject and holds no key.
+//
+// A caller is known by its certificate (principal.go), has the roles that a file
+// gives it (file.go), and needs those that a table asks for (methods.go).
 package policy
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"time"
@@ -17,16 +21,18 @@ import (
 
 // Policy decides and audits. It is safe for concurrent use.
 type Policy struct {
-	audit *slog.Logger
-	calls *prometheus.HistogramVec
+	access *Access // nil: for development
+	audit  *slog.Logger
+	calls  *prometheus.HistogramVec
 }
 
-// Development allows every caller that reaches the listener everything; so the
-// listener must be one that only this machine reaches. Audit lines go to
-// audit, as JSON, one a call.
-func Development(audit io.Writer, reg prometheus.Registerer) *Policy {
+// New decides by access. Without it every caller that reaches the listener may
+// do everything; so the listener must be one that only this machine reaches.
+// Audit lines go to audit, as JSON, one a call.
+func New(access *Access, audit io.Writer, reg prometheus.Registerer) *Policy {
 	p := &Policy{
-		audit: slog.New(slog.NewJSONHandler(audit, nil)),
+		access: access,
+		audit:  slog.New(slog.NewJSONHandler(audit, nil)),
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "lethe_call_seconds",
 			Help:    "Time from a call's arrival to its answer, by method and outcome.",
@@ -41,20 +47,125 @@ func Development(audit io.Writer, reg prometheus.Registerer) *Policy {
 type Call struct {
 	policy    *Policy
 	ctx       context.Context
-	method    string
+	rule      *rule
+	caller    *caller // nil: for development
 	principal string
 	tenants   []string
 	begun     time.Time
+	grants    *grants // when it was last allowed
 }
 
-// Begin decides whether the caller may call method for these tenants. The
-// caller of Begin ends what it returns, also when the call is denied.
-func (p *Policy) Begin(ctx context.Context, method string, tenants []string) (*Call, error) {
-	c := &Call{policy: p, ctx: ctx, method: method, tenants: tenants, begun: time.Now(), principal: "development"}
-	if pr, ok := peer.FromContext(ctx); ok && pr.Addr != nil {
-		c.principal += "@" + pr.Addr.Network()
+// DeniedError says who may not do what, and nothing about anything else.
+type DeniedError struct {
+	Method, Principal string
+	// Tenant is the one for which it is not allowed, where it depends on that.
+	Tenant string
+	cause  error
+}
+
+func (e *DeniedError) Error() string {
+	if e.cause != nil {
+		return e.Method + " is denied: " + e.cause.Error()
 	}
-	return c, nil
+	return e.Method + " is not allowed to " + e.Principal
+}
+
+// nobody is the principal, in audit lines, of a caller that has no name.
+const nobody = "(none)"
+
+// Begin decides whether the caller may call method, by its full name, for these
+// tenants. The caller of Begin ends what it returns, also when the call is
+// denied.
+func (p *Policy) Begin(ctx context.Context, method string, tenants []string) (*Call, error) {
+	c := &Call{policy: p, ctx: ctx, rule: rules[method], tenants: tenants, begun: time.Now()}
+	if c.rule == nil {
+		c.rule = &rule{method: short(method), scope: ofDeployment}
+	}
+	pr, ok := peer.FromContext(ctx)
+	if p.access == nil {
+		c.principal = "development"
+		if ok && pr.Addr != nil {
+			c.principal += "@" + pr.Addr.Network()
+		}
+		return c, nil
+	}
+	c.principal = nobody
+	if ok {
+		c.caller, _ = pr.AuthInfo.(*caller)
+	}
+	if c.caller != nil && c.caller.nameless == nil {
+		c.principal = c.caller.principal
+	}
+	return c, c.Check()
+}
+
+// Principal is the caller's name, empty for development.
+func (c *Call) Principal() string {
+	if c.caller == nil {
+		return ""
+	}
+	return c.caller.principal
+}
+
+// Check decides again, for a call that goes on for long.
+func (c *Call) Check() error {
+	access := c.policy.access
+	if access == nil {
+		return nil
+	}
+	if c.caller == nil {
+		return c.denied(errors.New("the connection has no certificate"))
+	}
+	var err error
+	if c.grants, err = access.admit(c.caller, access.now()); err != nil {
+		return c.denied(err)
+	}
+	switch c.rule.scope {
+	case nowhere:
+		return nil
+	case ofTenants:
+		for _, t := range c.tenants {
+			if c.grants.of(t)&c.rule.roles == 0 {
+				e := c.denied(c.caller.nameless)
+				e.Tenant = t
+				return e
+			}
+		}
+		if len(c.tenants) > 0 {
+			return nil
+		}
+	case ofDeployment:
+		if c.grants != nil && c.grants.everywhere&c.rule.roles != 0 {
+			return nil
+		}
+	case ofQueries:
+		if c.grants != nil && c.grants.any&c.rule.roles != 0 {
+			return nil
+		}
+	}
+	return c.denied(c.caller.nameless)
+}
+
+// Query decides whether what one query of a call asks for is allowed.
+func (c *Call) Query(tenant string, purpose keydv1.Purpose) error {
+	if c.policy.access == nil {
+		return nil
+	}
+	need := c.rule.roles // for what is neither, and is refused as such
+	switch purpose {
+	case keydv1.Purpose_PURPOSE_SEAL:
+		need = sealer
+	case keydv1.Purpose_PURPOSE_OPEN:
+		need = opener
+	}
+	if c.grants.of(tenant)&need == 0 {
+		return c.denied(c.caller.nameless)
+	}
+	return nil
+}
+
+func (c *Call) denied(cause error) *DeniedError {
+	return &DeniedError{Method: c.rule.method, Principal: c.principal, cause: cause}
 }
 
 // mixed is the outcome, in audit lines and metrics, of an answered batch whose
@@ -70,9 +181,9 @@ func (c *Call) End(outcome keydv1.Outcome, queries map[keydv1.Outcome]int) {
 		word = mixed
 	}
 	took := time.Since(c.begun)
-	c.policy.calls.WithLabelValues(c.method, word).Observe(took.Seconds())
+	c.policy.calls.WithLabelValues(c.rule.method, word).Observe(took.Seconds())
 	attrs := []slog.Attr{
-		slog.String("method", c.method),
+		slog.String("method", c.rule.method),
 		slog.String("principal", c.principal),
 		slog.String("outcome", word),
 		slog.Duration("took", took),

@@ -54,7 +54,7 @@ func (g *gate) begin(ctx context.Context, method string, req any) (*policy.Call,
 			tenants[i] = "(invalid)"
 		}
 	}
-	call, err := g.policy.Begin(ctx, method[strings.LastIndexByte(method, '/')+1:], tenants)
+	call, err := g.policy.Begin(ctx, method, tenants)
 	if err != nil || strings.HasPrefix(method, anchorMethods) {
 		// Other keyds' anchors are there whether or not this one's store may serve.
 		return call, err
@@ -81,12 +81,43 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	if err != nil {
 		return nil, err
 	}
+	if batch, ok := req.(*keydv1.GetBlobKeysRequest); ok {
+		ctx = withRefused(ctx, call, batch.Queries)
+	} else if principal := call.Principal(); principal != "" {
+		ctx = keys.WithPrincipal(ctx, principal)
+	}
 	res, err = handler(ctx, req)
 	if strings.HasPrefix(info.FullMethod, healthMethods) && status.Code(err) == codes.NotFound {
 		// As the health protocol has it for a service that there is not.
 		err = &keys.Error{Outcome: keydv1.Outcome_OUTCOME_UNKNOWN, Message: "no such service"}
 	}
 	return res, err
+}
+
+type refusedKey struct{}
+
+// withRefused tells GetBlobKeys which of its queries are not allowed, if any is
+// not: one error a query.
+func withRefused(ctx context.Context, call *policy.Call, queries []*keydv1.BlobKeyQuery) context.Context {
+	var refused []error
+	for i, q := range queries {
+		if err := call.Query(q.GetTenant(), q.GetPurpose()); err != nil {
+			if refused == nil {
+				refused = make([]error, len(queries))
+			}
+			refused[i] = err
+		}
+	}
+	if refused == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, refusedKey{}, refused)
+}
+
+// refusedOf is what withRefused told; nil if all queries are allowed.
+func refusedOf(ctx context.Context) []error {
+	refused, _ := ctx.Value(refusedKey{}).([]error)
+	return refused
 }
 
 const healthMethods = "/grpc.health.v1.Health/"
@@ -145,6 +176,16 @@ func (s *gatedStream) RecvMsg(m any) error {
 	call, err := s.gate.begin(s.Context(), s.method, m)
 	s.call = call
 	return err
+}
+
+// SendMsg sends nothing to a caller that has lost its right meanwhile.
+func (s *gatedStream) SendMsg(m any) error {
+	if s.call != nil {
+		if err := s.call.Check(); err != nil {
+			return err
+		}
+	}
+	return s.ServerStream.SendMsg(m)
 }
 
 // panicked reports a bug. The value of a panic may hold anything, so only its

@@ -42,6 +42,14 @@ func failure(err error) *keydv1.Failure {
 	unavailable := func(message string) *keydv1.Failure {
 		return &keydv1.Failure{Outcome: keydv1.Outcome_OUTCOME_UNAVAILABLE, Message: message}
 	}
+	var denied *policy.DeniedError
+	if errors.As(err, &denied) {
+		f := &keydv1.Failure{Outcome: keydv1.Outcome_OUTCOME_DENIED, Message: denied.Error()}
+		if denied.Tenant != "" {
+			f.Metadata = map[string]string{"tenant": denied.Tenant}
+		}
+		return f
+	}
 	switch {
 	case errors.Is(err, keys.ErrFull):
 		return unavailable("the store's disk is nearly full; writes are refused until there is room")

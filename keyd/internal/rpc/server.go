@@ -44,6 +44,8 @@ func Options(k *keys.Keys, p *policy.Policy, log *slog.Logger) []grpc.ServerOpti
 type Info struct {
 	Version     string
 	Development bool
+	// Access is how the admission of callers is; nil for development.
+	Access func() *keydv1.ComponentStatus
 	// Heartbeat is how often a revocation stream shows that it lives.
 	Heartbeat time.Duration
 }
@@ -67,7 +69,8 @@ type keyService struct {
 }
 
 func (s *keyService) GetBlobKeys(ctx context.Context, req *keydv1.GetBlobKeysRequest) (*keydv1.GetBlobKeysResponse, error) {
-	results, err := s.keys.BlobKeysAmong(ctx, req.Queries, req.Recipients)
+	refused := refusedOf(ctx)
+	results, err := s.keys.BlobKeysAmong(ctx, req.Queries, req.Recipients, refused)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +87,7 @@ func (s *keyService) GetBlobKeys(ctx context.Context, req *keydv1.GetBlobKeysReq
 		}
 		res.Results[i].Result = &keydv1.BlobKeyResult_Key{Key: r.Key}
 	}
-	if len(req.Recipients) != 0 && named == len(results) {
+	if len(req.Recipients) != 0 && named == len(results) && refused == nil {
 		if res.Recipients, err = s.keys.Recipients(ctx, req.Queries[0].GetTenant(), req.Recipients); err != nil {
 			return nil, err
 		}
@@ -222,7 +225,7 @@ func (s *holdService) ListHolds(ctx context.Context, req *keydv1.ListHoldsReques
 	res := new(keydv1.ListHoldsResponse)
 	for _, h := range holds {
 		out := &keydv1.Hold{
-			HoldId: h.Id, Reason: h.Reason, LedgerIndex: h.LedgerIndex,
+			HoldId: h.Id, Reason: h.Reason, LedgerIndex: h.LedgerIndex, Principal: h.Principal,
 			Placed: timestamppb.New(time.UnixMilli(h.PlacedMs)),
 		}
 		if h.EndMs != 0 {
@@ -378,5 +381,8 @@ func (s *adminService) ConfirmClock(ctx context.Context, _ *keydv1.ConfirmClockR
 func (s *adminService) GetStatus(ctx context.Context, _ *keydv1.GetStatusRequest) (*keydv1.GetStatusResponse, error) {
 	res := s.keys.Status(ctx)
 	res.Version, res.Development = s.info.Version, s.info.Development
+	if s.info.Access != nil {
+		res.Components = append(res.Components, s.info.Access())
+	}
 	return res, nil
 }

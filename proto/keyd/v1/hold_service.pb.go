@@ -423,12 +423,14 @@ func (x *ListHoldsResponse) GetHolds() []*Hold {
 }
 
 type Hold struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	HoldId        string                 `protobuf:"bytes,1,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
-	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	Placed        *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=placed,proto3" json:"placed,omitempty"`
-	End           *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=end,proto3" json:"end,omitempty"`
-	LedgerIndex   uint64                 `protobuf:"varint,5,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	HoldId      string                 `protobuf:"bytes,1,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
+	Reason      string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Placed      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=placed,proto3" json:"placed,omitempty"`
+	End         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=end,proto3" json:"end,omitempty"`
+	LedgerIndex uint64                 `protobuf:"varint,5,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	// The authenticated name of who placed it; empty in development.
+	Principal     string `protobuf:"bytes,6,opt,name=principal,proto3" json:"principal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -498,6 +500,13 @@ func (x *Hold) GetLedgerIndex() uint64 {
 	return 0
 }
 
+func (x *Hold) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
 var File_keyd_v1_hold_service_proto protoreflect.FileDescriptor
 
 const file_keyd_v1_hold_service_proto_rawDesc = "" +
@@ -535,13 +544,14 @@ const file_keyd_v1_hold_service_proto_rawDesc = "" +
 	"\n" +
 	"subject_id\x18\x02 \x01(\fR\tsubjectId\"8\n" +
 	"\x11ListHoldsResponse\x12#\n" +
-	"\x05holds\x18\x01 \x03(\v2\r.keyd.v1.HoldR\x05holds\"\xbc\x01\n" +
+	"\x05holds\x18\x01 \x03(\v2\r.keyd.v1.HoldR\x05holds\"\xda\x01\n" +
 	"\x04Hold\x12\x17\n" +
 	"\ahold_id\x18\x01 \x01(\tR\x06holdId\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x122\n" +
 	"\x06placed\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x06placed\x12,\n" +
 	"\x03end\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x03end\x12!\n" +
-	"\fledger_index\x18\x05 \x01(\x04R\vledgerIndex2\xdf\x01\n" +
+	"\fledger_index\x18\x05 \x01(\x04R\vledgerIndex\x12\x1c\n" +
+	"\tprincipal\x18\x06 \x01(\tR\tprincipal2\xdf\x01\n" +
 	"\vHoldService\x12B\n" +
 	"\tPlaceHold\x12\x19.keyd.v1.PlaceHoldRequest\x1a\x1a.keyd.v1.PlaceHoldResponse\x12H\n" +
 	"\vReleaseHold\x12\x1b.keyd.v1.ReleaseHoldRequest\x1a\x1c.keyd.v1.ReleaseHoldResponse\x12B\n" +

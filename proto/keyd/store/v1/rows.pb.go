@@ -1945,8 +1945,10 @@ type Hold struct {
 	Reason   string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	PlacedMs int64                  `protobuf:"varint,3,opt,name=placed_ms,json=placedMs,proto3" json:"placed_ms,omitempty"`
 	// Zero: until released.
-	EndMs         int64  `protobuf:"varint,4,opt,name=end_ms,json=endMs,proto3" json:"end_ms,omitempty"`
-	LedgerIndex   uint64 `protobuf:"varint,5,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	EndMs       int64  `protobuf:"varint,4,opt,name=end_ms,json=endMs,proto3" json:"end_ms,omitempty"`
+	LedgerIndex uint64 `protobuf:"varint,5,opt,name=ledger_index,json=ledgerIndex,proto3" json:"ledger_index,omitempty"`
+	// Who placed it; empty in development.
+	Principal     string `protobuf:"bytes,6,opt,name=principal,proto3" json:"principal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2014,6 +2016,13 @@ func (x *Hold) GetLedgerIndex() uint64 {
 		return x.LedgerIndex
 	}
 	return 0
+}
+
+func (x *Hold) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
 }
 
 // KeyOwner says whose a key id is, so that a stranger's blob is told apart
@@ -2542,13 +2551,14 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"deadKeyIds\x12!\n" +
 	"\fdestroyed_at\x18\x06 \x01(\x04R\vdestroyedAt\x12\x1d\n" +
 	"\n" +
-	"drained_ms\x18\a \x01(\x03R\tdrainedMs\"\x85\x01\n" +
+	"drained_ms\x18\a \x01(\x03R\tdrainedMs\"\xa3\x01\n" +
 	"\x04Hold\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1b\n" +
 	"\tplaced_ms\x18\x03 \x01(\x03R\bplacedMs\x12\x15\n" +
 	"\x06end_ms\x18\x04 \x01(\x03R\x05endMs\x12!\n" +
-	"\fledger_index\x18\x05 \x01(\x04R\vledgerIndex\"}\n" +
+	"\fledger_index\x18\x05 \x01(\x04R\vledgerIndex\x12\x1c\n" +
+	"\tprincipal\x18\x06 \x01(\tR\tprincipal\"}\n" +
 	"\bKeyOwner\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\fR\x06tenant\x12\x16\n" +
 	"\x06handle\x18\x02 \x01(\fR\x06handle\x12!\n" +
