@@ -28,6 +28,7 @@ import (
 	"lethe/internal/certtest"
 	"lethe/keyd"
 	"lethe/keyd/anchor/file"
+	"lethe/keyd/anchor/peer"
 	"lethe/keyd/kms/local"
 	"lethe/keyd/store/badger"
 	keydv1 "lethe/proto/keyd/v1"
@@ -237,8 +238,8 @@ func firstOf[T any](s grpc.ServerStreamingClient[T], err error) error {
 	return err
 }
 
-// matrix says who may do what: with the role for the tenant or for all ("t"),
-// with the role for all only ("*"), or not at all (".").
+// matrix says who may do what: with the role for any tenant ("a"), for the tenant
+// or for all ("t"), for all only ("*"), or not at all (".").
 const matrix = `
                      sealer opener eraser holder releaser auditor admin anchor
 GetBlobKeys_seal     t      .      .      .      .        .       .     .
@@ -255,7 +256,7 @@ ReleaseHold          .      .      .      .      t        .       .     .
 ListHolds            .      .      t      t      t        t       .     .
 GetReceipt           .      .      t      t      t        t       .     .
 ListReceipts         .      .      t      t      t        t       .     .
-GetLedgerKey         .      .      .      .      .        *       *     .
+GetLedgerKey         .      .      a      a      a        a       a     .
 GetCheckpoint        .      .      .      .      .        *       *     .
 GetConsistencyProof  .      .      .      .      .        *       *     .
 CreateTenant         .      .      .      .      .        .       *     .
@@ -816,6 +817,26 @@ func TestBadAccessFiles(t *testing.T) {
 		if _, err := keyd.Open(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "not both") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// A keyd keeps another's anchor for whom the policy says, over TLS.
+func TestAnchorOfAnotherOverTLS(t *testing.T) {
+	g := guard(t, only("other.test", "*", "anchor"))
+	open := func(config *tls.Config) keyd.Anchor {
+		a, err := peer.Open(peer.Options{Address: g.address, Name: "other", TLS: config})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { a.Close() })
+		return a
+	}
+	if _, err := open(g.ca.Client(t, certtest.DNS("other.test"))).Newest(t.Context()); !errors.Is(err, keyd.ErrNoObject) {
+		t.Errorf("with the role: %v", err)
+	}
+	_, err := open(g.ca.Client(t, certtest.DNS("setup.test"))).Newest(t.Context())
+	if err == nil || errors.Is(err, keyd.ErrNoObject) || !strings.Contains(err.Error(), "not allowed") {
+		t.Errorf("without it: %v", err)
 	}
 }
 

@@ -56,8 +56,11 @@ type (
 // AccessFiles are the files that say who may call: certificates, and a policy.
 type AccessFiles = policy.Files
 
-// Policy says who has which roles for which tenants.
-type Policy = policy.File
+// Policy says who has which roles for which tenants: its grants.
+type (
+	Policy = policy.File
+	Grant  = policy.Grant
+)
 
 // ParsePolicy reads a policy file, as keyd does.
 func ParsePolicy(b []byte) (*Policy, error) { return policy.Parse(b) }

@@ -304,7 +304,7 @@ func TestAnchorFlag(t *testing.T) {
 		c.SetArgs([]string{"--anchor", anchor})
 		err := c.Execute()
 		if want == "" {
-			want = "start it with --dev" // said last, before anything is opened
+			want = "or --dev, for development" // said last, before anything is opened
 		}
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("--anchor %s: %v; want %q", anchor, err, want)

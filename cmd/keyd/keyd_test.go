@@ -265,11 +265,38 @@ func TestKMSFlags(t *testing.T) {
 		c.SetArgs(test.args)
 		err := c.Execute()
 		if test.want == "" {
-			test.want = "start it with --dev"
+			test.want = "or --dev, for development"
 		}
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("keyd %s: %v; want %q", strings.Join(test.args, " "), err, test.want)
 		}
+	}
+}
+
+// Who may call is said in full, or not at all.
+func TestAccessFlags(t *testing.T) {
+	all := []string{"--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "a", "--policy", "p"}
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "say who may call"},
+		{all[:6], "say who may call"},
+		{all[2:], "say who may call"},
+		{[]string{"--dev", "--policy", "p"}, "--dev serves everybody"},
+		{append([]string{"--dev"}, all...), "--dev serves everybody"},
+		{[]string{"--dev", "--policy", ""}, "--policy is given an empty value"},
+		{append([]string{"--anchor-tls-ca", "x"}, all...), "for an anchor at another keyd"},
+	} {
+		c := command()
+		c.SetArgs(test.args)
+		if err := c.Execute(); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("keyd %s: %v; want %q", strings.Join(test.args, " "), err, test.want)
+		}
+	}
+	said := fails(t, dataDir(t), nil, "--listen", "0.0.0.0:0")
+	if !strings.Contains(said, "loopback or a Unix socket") {
+		t.Errorf("--dev for everybody: %s", said)
 	}
 }
 

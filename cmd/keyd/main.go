@@ -1,5 +1,6 @@
-// Command keyd is Lethe's key daemon. This version serves development only:
-// on loopback or a Unix socket, to everybody who reaches it.
+// Command keyd is Lethe's key daemon. It serves callers that show a certificate,
+// as a policy file allows; or, for development, everybody who reaches it on
+// loopback or a Unix socket.
 package main
 
 import (
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -34,6 +36,7 @@ var version = "0.1.0-dev"
 type options struct {
 	parts.Options
 	dev           bool
+	access        keyd.AccessFiles
 	listen        string
 	metrics       string
 	auditLog      string
@@ -57,15 +60,22 @@ func main() {
 func command() *cobra.Command {
 	var o options
 	c := &cobra.Command{
-		Use:   "keyd --dev [flags]",
+		Use:   "keyd (--dev | --tls-cert F --tls-key F --tls-client-ca F --policy F) [flags]",
 		Short: "Lethe's key daemon",
 		Long: `keyd holds the keys of subjects, leases blob keys to those who seal and open,
 and destroys keys for good.
 
-This version has no roles and no TLS: it runs with --dev only, and listens on
-loopback or a Unix socket only. Whoever reaches the listener may do everything.`,
-		Example: `  # Everything below ./lethe-dev, listening on its socket:
+With --tls-cert, --tls-key, --tls-client-ca and --policy it speaks TLS 1.3 with
+callers that show a certificate of that CA, and lets each do what the policy
+says. SIGHUP has it read these files again; 'lethe policy check' reads a policy
+beforehand. With --dev instead it listens on loopback or a Unix socket only, and
+whoever reaches the listener may do everything.`,
+		Example: `  # For development, everything below ./lethe-dev, listening on its socket:
   keyd --dev
+
+  # For callers with certificates:
+  keyd --tls-cert keyd.pem --tls-key keyd.key --tls-client-ca clients.pem \
+       --policy policy.toml --listen 0.0.0.0:7420 --data /var/lib/lethe
 
   # The parts apart, the anchor on another disk, metrics for Prometheus:
   keyd --dev --store /var/lib/lethe/store --kms-file /etc/lethe/roots \
@@ -73,9 +83,10 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
        --listen 127.0.0.1:7420 --metrics 127.0.0.1:7421
 
   # The anchor in an object store, or at another keyd that was started with
-  # --serve-anchors, its address on this host being a tunnel's end:
+  # --serve-anchors:
   keyd --dev --anchor 's3://anchors/lethe?region=eu-central-1'
-  keyd --dev --anchor keyd:127.0.0.1:7420/lethe
+  keyd --dev --anchor keyd:other.example.org:7420/lethe --anchor-tls-ca ca.pem \
+       --anchor-tls-cert keyd.pem --anchor-tls-key keyd.key
 
   # The roots in AWS KMS:
   keyd --dev --kms awskms --aws-region eu-central-1
@@ -97,13 +108,20 @@ loopback or a Unix socket only. Whoever reaches the listener may do everything.`
 			if err := o.CheckAnchor(); err != nil {
 				return err
 			}
+			if err := o.checkAccess(); err != nil {
+				return err
+			}
 			return run(cmd.Context(), o)
 		},
 	}
 	f := c.Flags()
-	f.BoolVar(&o.dev, "dev", false, "serve for development: no roles, no TLS (required)")
+	f.BoolVar(&o.dev, "dev", false, "serve for development: no roles, no TLS")
+	f.StringVar(&o.access.Certificate, "tls-cert", "", "keyd's certificate and those between it and its CA, in PEM")
+	f.StringVar(&o.access.Key, "tls-key", "", "its key, in PEM")
+	f.StringVar(&o.access.ClientCA, "tls-client-ca", "", "certificates of the CAs of callers, in PEM")
+	f.StringVar(&o.access.Policy, "policy", "", "file that says which principal has which roles for which tenants")
 	o.AddFlags(f)
-	f.StringVar(&o.listen, "listen", "", "where to listen: unix:PATH or a loopback HOST:PORT (default unix:<data>/keyd.sock)")
+	f.StringVar(&o.listen, "listen", "", "where to listen: unix:PATH or HOST:PORT, with --dev a loopback one (default unix:<data>/keyd.sock)")
 	f.StringVar(&o.metrics, "metrics", "", "loopback HOST:PORT for Prometheus metrics; empty: none")
 	f.StringVar(&o.auditLog, "audit-log", "", "file for one audit line a call (default <data>/audit.log)")
 	f.StringVar(&o.serveAnchors, "serve-anchors", "", "directory, of mode 0700, in which to keep the anchors of other keyds; empty: none are kept")
@@ -128,6 +146,19 @@ func given(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
+// checkAccess refuses what is neither for development nor says who may call.
+func (o *options) checkAccess() error {
+	all := []string{o.access.Certificate, o.access.Key, o.access.ClientCA, o.access.Policy}
+	given := slices.ContainsFunc(all, func(name string) bool { return name != "" })
+	switch {
+	case o.dev && given:
+		return errors.New("--dev serves everybody: --tls-cert, --tls-key, --tls-client-ca and --policy say nothing with it")
+	case !o.dev && slices.Contains(all, ""):
+		return errors.New("say who may call, with --tls-cert, --tls-key, --tls-client-ca and --policy; or --dev, for development")
+	}
+	return nil
+}
+
 func (o *options) setDefaults() {
 	o.SetDefaults()
 	if o.auditLog == "" {
@@ -143,9 +174,6 @@ func (o *options) setDefaults() {
 }
 
 func run(ctx context.Context, o options) error {
-	if !o.dev {
-		return errors.New("this version has no roles and no TLS; start it with --dev, for development")
-	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
 		return fmt.Errorf("--log-level: %w", err)
@@ -157,6 +185,12 @@ func run(ctx context.Context, o options) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	reload := make(chan os.Signal, 1)
+	if !o.dev {
+		// Also before keyd serves, which the signal must not end.
+		signal.Notify(reload, syscall.SIGHUP)
+		defer signal.Stop(reload)
+	}
 
 	o.setDefaults()
 	p, err := parts.Open(ctx, o.Options, true, log)
@@ -187,13 +221,17 @@ func run(ctx context.Context, o options) error {
 
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	server, err := keyd.Open(ctx, keyd.Config{
+	cfg := keyd.Config{
 		Store: p.Store, KMS: p.KMS, Anchor: p.Anchor, Anchors: anchors,
-		Development: true, Initialise: true, Version: version,
+		Development: o.dev, Initialise: true, Version: version,
 		KEKLease: o.kekLease, AnchorTimeout: o.anchorTimeout,
 		EpochLength: o.epochLength, DrainBudget: o.drainBudget, Soak: o.soak, RewrapRate: o.rewrapRate,
 		Log: log, Audit: audit, Metrics: metrics,
-	})
+	}
+	if !o.dev {
+		cfg.Access = &o.access
+	}
+	server, err := keyd.Open(ctx, cfg)
 	if errors.Is(err, keyd.ErrBehind) || errors.Is(err, keyd.ErrReplayPending) {
 		err = fmt.Errorf("%w (lethe restore --replay does that)", err)
 	}
@@ -205,7 +243,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	lis, err := listen(ctx, o.listen)
-	if err == nil {
+	if err == nil && o.dev {
 		err = keyd.MayListen(lis.Addr())
 	}
 	if err != nil {
@@ -225,13 +263,25 @@ func run(ctx context.Context, o options) error {
 		lis = netutil.LimitListener(lis, most)
 	}
 	go func() { failed <- server.Serve(lis) }()
-	log.Warn("FOR DEVELOPMENT ONLY: no roles, no TLS; whoever reaches the listener may do everything")
+	if o.dev {
+		log.Warn("FOR DEVELOPMENT ONLY: no roles, no TLS; whoever reaches the listener may do everything")
+	}
 	log.Info("serving", "listen", lis.Addr().String(), "store", o.Store, "kms", o.KMS, "anchor", o.Anchor, "version", version)
 
-	select {
-	case <-ctx.Done():
-		log.Info("stopping")
-	case err = <-failed:
+	for stopping := false; !stopping; {
+		select {
+		case <-ctx.Done():
+			log.Info("stopping")
+			stopping = true
+		case err = <-failed:
+			stopping = true
+		case <-reload:
+			if err := server.Reload(); err != nil {
+				log.Error("the policy and certificates were not read again; those before hold", "error", err)
+				continue
+			}
+			log.Info("the policy and certificates were read again")
+		}
 	}
 	grace, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

@@ -96,6 +96,8 @@ func TestJSON(t *testing.T) {
 	run("", "ledger key")
 	run("", "ledger checkpoint")
 	run("", "ledger consistency DIR/checkpoint --key-file DIR/key")
+	c.write("policy", "[principals.\"agent.example.org\"]\nacme = [\"sealer\", \"opener\"]\n")
+	run("", "policy check DIR/policy")
 	run("", "status --loud")
 
 	const golden = "testdata/json.golden"

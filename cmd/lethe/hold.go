@@ -185,6 +185,7 @@ type holdResult struct {
 	End         *time.Time `json:"end"` // null: when it is released
 	LedgerIndex uint64     `json:"ledger_index,string"`
 	Binds       bool       `json:"binds"`
+	Principal   string     `json:"principal"` // who placed it; empty in development
 }
 
 func (a *app) holdListCommand() *cobra.Command {
@@ -210,11 +211,11 @@ itself, which bind all of its subjects. subject status shows both together.
 				Tenant string       `json:"tenant"`
 				Holds  []holdResult `json:"holds"`
 			}{h.subject.tenant, []holdResult{}}
-			rows := [][]string{{"HOLD", "REASON", "PLACED", "ENDS", "LEDGER", "BINDS"}}
+			rows := [][]string{{"HOLD", "REASON", "PLACED", "BY", "ENDS", "LEDGER", "BINDS"}}
 			for _, hold := range res.GetHolds() {
 				r := holdResult{
 					Hold: hold.GetHoldId(), Reason: hold.GetReason(), Placed: hold.GetPlaced().AsTime(),
-					LedgerIndex: hold.GetLedgerIndex(), Binds: true,
+					LedgerIndex: hold.GetLedgerIndex(), Binds: true, Principal: hold.GetPrincipal(),
 				}
 				ends := "when released"
 				if hold.GetEnd() != nil {
@@ -222,7 +223,7 @@ itself, which bind all of its subjects. subject status shows both together.
 					r.End, r.Binds, ends = &end, a.now().Before(end), instant(end)
 				}
 				v.Holds = append(v.Holds, r)
-				rows = append(rows, []string{r.Hold, r.Reason, instant(r.Placed), ends, fmt.Sprint(r.LedgerIndex), fmt.Sprint(r.Binds)})
+				rows = append(rows, []string{r.Hold, r.Reason, instant(r.Placed), orDash(r.Principal), ends, fmt.Sprint(r.LedgerIndex), fmt.Sprint(r.Binds)})
 			}
 			return a.print(v, func(w io.Writer) { table(w, rows) })
 		})

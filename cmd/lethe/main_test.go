@@ -25,7 +25,9 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Unsetenv("LETHE_KEYD")
+	for _, name := range []string{"LETHE_KEYD", "LETHE_TLS_CA", "LETHE_TLS_CERT", "LETHE_TLS_KEY"} {
+		os.Unsetenv(name)
+	}
 	os.Exit(m.Run())
 }
 

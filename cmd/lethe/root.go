@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"lethe/cmd/internal/mtls"
 	"lethe/sdk"
 )
 
@@ -31,6 +32,7 @@ type app struct {
 
 	// Flags of every command.
 	keyd    string
+	tls     mtls.Files
 	json    bool
 	timeout time.Duration
 
@@ -122,6 +124,9 @@ key for good, and shows and verifies the evidence of that. It talks to keyd.`,
 	}
 	f := root.PersistentFlags()
 	f.StringVar(&a.keyd, "keyd", keyd, "address of keyd: unix:PATH or HOST:PORT; the environment's LETHE_KEYD, if set")
+	f.StringVar(&a.tls.CA, "tls-ca", os.Getenv("LETHE_TLS_CA"), "CA of keyd's certificate, in PEM; the environment's LETHE_TLS_CA, if set")
+	f.StringVar(&a.tls.Certificate, "tls-cert", os.Getenv("LETHE_TLS_CERT"), "certificate to show to keyd, in PEM; the environment's LETHE_TLS_CERT, if set")
+	f.StringVar(&a.tls.Key, "tls-key", os.Getenv("LETHE_TLS_KEY"), "its key, in PEM; the environment's LETHE_TLS_KEY, if set")
 	f.BoolVar(&a.json, "json", false, "print one JSON object, and errors as JSON")
 	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "how long to wait for keyd's answer to a call; 0: for ever")
 	root.AddGroup(
@@ -141,7 +146,7 @@ key for good, and shows and verifies the evidence of that. It talks to keyd.`,
 	add("people", a.destroyCommand(), a.cancelCommand(), a.subjectCommand(), a.holdCommand())
 	add("evidence", a.receiptCommand(), a.ledgerCommand(), a.epochCommand(), a.auditCommand())
 	add("setup", a.tenantCommand(), a.classCommand(), a.statusCommand())
-	add("operations", a.backupCommand(), a.restoreCommand(), a.benchCommand())
+	add("operations", a.backupCommand(), a.restoreCommand(), a.policyCommand(), a.benchCommand())
 	root.AddCommand(a.versionCommand(), exitCodesTopic())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
@@ -269,7 +274,14 @@ func form(kind string) string {
 
 // dial makes a client of keyd.
 func (a *app) dial(ctx context.Context) (*sdk.Client, error) {
-	return sdk.Dial(ctx, a.keyd)
+	if !a.tls.Given() {
+		return sdk.Dial(ctx, a.keyd)
+	}
+	config, err := a.tls.Config()
+	if err != nil {
+		return nil, usagef("--tls-ca, --tls-cert, --tls-key: %v", err)
+	}
+	return sdk.Dial(ctx, a.keyd, sdk.WithTLS(config))
 }
 
 // call returns a context for one call to keyd.

@@ -75,7 +75,7 @@ func (a *app) status(ctx context.Context) error {
 }
 
 func (v statusResult) write(w io.Writer) {
-	mode := ""
+	mode := "roles, over TLS"
 	if v.Development {
 		mode = "development: no roles, no TLS"
 	}

@@ -24,7 +24,8 @@ const (
 //
 //	DIRECTORY
 //	s3://BUCKET/PREFIX?endpoint=URL&region=NAME&path-style=true
-//	keyd:ADDRESS/NAME    the address being unix:PATH or a loopback HOST:PORT
+//	keyd:ADDRESS/NAME    the address being unix:PATH or HOST:PORT, a loopback one
+//	                     without AnchorTLS
 //
 // where everything from the question mark on may be missing, and so may the
 // prefix.
@@ -35,6 +36,9 @@ func (o Options) CheckAnchor() error {
 		_, err = s3Options(o.Anchor)
 	case strings.HasPrefix(o.Anchor, anchorKeyd):
 		_, err = peerOptions(o.Anchor)
+	}
+	if err == nil && o.AnchorTLS.Given() && !strings.HasPrefix(o.Anchor, anchorKeyd) {
+		return errors.New("--anchor-tls-ca, --anchor-tls-cert and --anchor-tls-key are for an anchor at another keyd")
 	}
 	if err != nil {
 		return fmt.Errorf("--anchor: %w", err)
@@ -64,6 +68,11 @@ func (o Options) openAnchor(ctx context.Context, create bool) (keyd.Anchor, erro
 		po, err := peerOptions(o.Anchor)
 		if err != nil {
 			return nil, err
+		}
+		if o.AnchorTLS.Given() {
+			if po.TLS, err = o.AnchorTLS.Config(); err != nil {
+				return nil, err
+			}
 		}
 		return opened(peer.Open(po))
 	}

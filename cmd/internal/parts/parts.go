@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"lethe/cmd/internal/mtls"
 	"lethe/keyd"
 	"lethe/keyd/store/badger"
 )
@@ -38,6 +39,8 @@ type Options struct {
 	// Anchor says where the anchor is: a directory, s3://BUCKET/PREFIX?… or
 	// keyd:ADDRESS/NAME; see CheckAnchor.
 	Anchor string
+	// AnchorTLS are for an anchor at a keyd with roles.
+	AnchorTLS mtls.Files
 	// MinFree is how many bytes must stay free on the store's disk.
 	MinFree uint64
 	// Beside are other files that must not lie in the store's directory.
@@ -60,6 +63,9 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.PKCS11.Token, "pkcs11-token", "", "label of the token")
 	f.StringVar(&o.PKCS11.PINFile, "pkcs11-pin-file", "", "file of mode 0600 whose first line is the PIN of the token's user")
 	f.StringVar(&o.Anchor, "anchor", "", "where the anchor is, in another failure domain where there is one: a directory, s3://BUCKET/PREFIX?endpoint=URL&region=NAME&path-style=true, or keyd:ADDRESS/NAME (default <data>/anchor)")
+	f.StringVar(&o.AnchorTLS.CA, "anchor-tls-ca", "", "certificates, in PEM, of the CA of the keyd that keeps the anchor; without it that keyd is one for development, on this machine")
+	f.StringVar(&o.AnchorTLS.Certificate, "anchor-tls-cert", "", "certificate to show to it, in PEM; it needs the role anchor there")
+	f.StringVar(&o.AnchorTLS.Key, "anchor-tls-key", "", "its key, in PEM")
 	f.Uint64Var(&o.MinFree, "min-free", badger.DefaultMinFree, fmt.Sprintf("bytes that must stay free on the store's disk, at least %d", badger.LeastMinFree))
 	f.DurationVar(&o.RootWaiting, "root-waiting", 0, "waiting period before a root is destroyed (default 1h with --kms local, 168h with pkcs11)")
 }

@@ -1,10 +1,9 @@
 // Package peer is an anchor that another keyd keeps, in a directory of its own:
 // in another failure domain where that keyd is on another machine.
 //
-// This version of keyd has no TLS and listens on loopback and Unix sockets only;
-// so the address must be one of this machine, where a tunnel that verifies the
-// other end may lead further. Who can answer in that keyd's place can roll the
-// anchor back, though not forge what is in it.
+// A keyd that serves development has no TLS, and its address must be one of this
+// machine. Who can answer in that keyd's place can roll the anchor back, though
+// not forge what is in it.
 //
 // The other keyd must serve before this one starts. Two that anchor at each
 // other cannot both be started again after both have stopped.
@@ -12,6 +11,7 @@ package peer
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -22,6 +22,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
@@ -32,9 +33,12 @@ import (
 
 // Options of an anchor.
 type Options struct {
-	// Address is where the other keyd listens: unix:PATH, or a loopback
-	// HOST:PORT.
+	// Address is where the other keyd listens: unix:PATH or HOST:PORT, without
+	// TLS a loopback one.
 	Address string
+	// TLS verifies the other keyd, and has the certificate to show to it, whose
+	// principal needs the role anchor there. Nil: it serves development.
+	TLS *tls.Config
 	// Name is the anchor's among those that the other keyd keeps: 1 to 64 bytes
 	// of [a-z0-9._-], the first of which is no dot.
 	Name string
@@ -65,15 +69,19 @@ func Open(o Options) (*Anchor, error) {
 	if o.Timeout == 0 {
 		o.Timeout = 30 * time.Second
 	}
-	target, err := target(o.Address)
+	target, err := target(o.Address, o.TLS != nil)
 	if err != nil {
 		return nil, err
 	}
 	if o.Name == "" {
 		return nil, errors.New("no name of the anchor is given")
 	}
+	creds := insecure.NewCredentials()
+	if o.TLS != nil {
+		creds = credentials.NewTLS(o.TLS)
+	}
 	conn, err := grpc.NewClient(target,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(creds),
 		grpc.WithNoProxy(),
 		grpc.WithDefaultServiceConfig(retries),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(ledger.MaxObject+1<<10)),
@@ -85,7 +93,7 @@ func Open(o Options) (*Anchor, error) {
 	return &Anchor{o: o, conn: conn, client: keydv1.NewAnchorServiceClient(conn)}, nil
 }
 
-func target(address string) (string, error) {
+func target(address string, secured bool) (string, error) {
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		if path = strings.TrimPrefix(path, "//"); path == "" {
 			return "", errors.New("no socket's path is given")
@@ -96,8 +104,8 @@ func target(address string) (string, error) {
 	if err != nil || port == "" {
 		return "", errors.New("the other keyd's address is unix:PATH or HOST:PORT")
 	}
-	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
-		return "", errors.New("this version has no TLS: the other keyd's address must be one of this machine's")
+	if ip, err := netip.ParseAddr(host); !secured && host != "localhost" && (err != nil || !ip.IsLoopback()) {
+		return "", errors.New("without TLS the other keyd's address must be one of this machine's")
 	}
 	return "passthrough:///" + address, nil
 }

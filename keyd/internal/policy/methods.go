@@ -18,9 +18,9 @@ const (
 	ofTenants
 	// ofDeployment: for all tenants, those to come too, whatever the request names.
 	ofDeployment
-	// ofQueries: for any tenant; what each query of the request asks for is
-	// judged apart, by Call.Query.
-	ofQueries
+	// ofAny: for any tenant, whichever it is. Where the request has queries each
+	// is judged apart, by Call.Query.
+	ofAny
 )
 
 // rule says who may call a method: who has any one of these roles.
@@ -35,7 +35,7 @@ const readers = eraser | holder | releaser | auditor
 
 // rules is the one table of who may do what. What is not in it nobody may.
 var rules = table(map[string]rule{
-	keydv1.KeyService_GetBlobKeys_FullMethodName:      {scope: ofQueries, roles: sealer | opener},
+	keydv1.KeyService_GetBlobKeys_FullMethodName:      {scope: ofAny, roles: sealer | opener},
 	keydv1.KeyService_WatchRevocations_FullMethodName: {scope: ofTenants, roles: sealer | opener | auditor},
 
 	keydv1.ErasureService_DestroyKey_FullMethodName:        {scope: ofTenants, roles: eraser},
@@ -51,7 +51,8 @@ var rules = table(map[string]rule{
 
 	keydv1.LedgerService_GetReceipt_FullMethodName:          {scope: ofTenants, roles: readers},
 	keydv1.LedgerService_ListReceipts_FullMethodName:        {scope: ofTenants, roles: readers},
-	keydv1.LedgerService_GetLedgerKey_FullMethodName:        {scope: ofDeployment, roles: auditor | admin},
+	// What receipts are verified with tells nothing about anybody.
+	keydv1.LedgerService_GetLedgerKey_FullMethodName:        {scope: ofAny, roles: readers | admin},
 	keydv1.LedgerService_GetCheckpoint_FullMethodName:       {scope: ofDeployment, roles: auditor | admin},
 	keydv1.LedgerService_GetConsistencyProof_FullMethodName: {scope: ofDeployment, roles: auditor | admin},
 

@@ -138,7 +138,7 @@ func (c *Call) Check() error {
 		if c.grants != nil && c.grants.everywhere&c.rule.roles != 0 {
 			return nil
 		}
-	case ofQueries:
+	case ofAny:
 		if c.grants != nil && c.grants.any&c.rule.roles != 0 {
 			return nil
 		}

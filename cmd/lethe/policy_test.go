@@ -1,0 +1,67 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"lethe/internal/certtest"
+)
+
+func TestPolicyCheck(t *testing.T) {
+	c := offlineCLI(t)
+	name := c.write("policy", "[principals.\"spiffe://example.org/erasure\"]\n\"*\" = [\"eraser\"]\nacme = [\"auditor\", \"holder\"]\n")
+	out := c.ok("", "policy", "check", name)
+	for i, want := range []string{"PRINCIPAL TENANT ROLES", "spiffe://example.org/erasure * eraser", "spiffe://example.org/erasure acme holder auditor"} {
+		if got := strings.Join(strings.Fields(strings.Split(out, "\n")[i]), " "); got != want {
+			t.Errorf("line %d is %q", i+1, got)
+		}
+	}
+	bad := c.write("bad", "[principals.\"a.example.org\"]\nacme = [\"owner\"]\n")
+	if text := c.fails(2, "", "policy", "check", bad); !strings.Contains(text, `"owner" is no role`) || !strings.Contains(text, "a.example.org") {
+		t.Errorf("a bad policy: %q", text)
+	}
+	c.fails(1, "", "policy", "check", name+".gone")
+}
+
+// The three files come together, and are looked at before keyd is called.
+func TestTLSFlags(t *testing.T) {
+	c := offlineCLI(t)
+	ca := certtest.New(t)
+	cert, key := ca.Issue(t, certtest.DNS("a.example.org"))
+	names := map[string]string{
+		"--tls-ca": certtest.Write(t, c.dir, "ca", ca.PEM), "--tls-cert": certtest.Write(t, c.dir, "cert", cert), "--tls-key": certtest.Write(t, c.dir, "key", key),
+	}
+	status := func(replace, with string) []string {
+		args := []string{"status"}
+		for flag, name := range names {
+			if flag == replace {
+				name = with
+			}
+			if name != "" {
+				args = append(args, flag, name)
+			}
+		}
+		return args
+	}
+	if text := c.fails(16, "", status("", "")...); !strings.Contains(text, "no keyd answers") {
+		t.Errorf("with all three: %q", text)
+	}
+	for flag := range names {
+		if text := c.fails(2, "", status(flag, "")...); !strings.Contains(text, "together") {
+			t.Errorf("without %s: %q", flag, text)
+		}
+		c.fails(2, "", status(flag, c.write("junk", "junk"))...)
+	}
+	open := certtest.Write(t, c.dir, "open", key)
+	if err := os.Chmod(open, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if text := c.fails(2, "", status("--tls-key", open)...); !strings.Contains(text, "0644") {
+		t.Errorf("a key that everybody reads: %q", text)
+	}
+	t.Setenv("LETHE_TLS_CA", names["--tls-ca"])
+	if text := c.fails(2, "", "status"); !strings.Contains(text, "together") {
+		t.Errorf("from the environment: %q", text)
+	}
+}
