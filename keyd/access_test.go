@@ -49,7 +49,7 @@ type guarded struct {
 }
 
 // guard starts a keyd with this policy, and the tenant acme.
-func guard(t *testing.T, policy string) *guarded {
+func guard(t *testing.T, policy string, opts ...func(*keyd.Config)) *guarded {
 	t.Helper()
 	dir := t.TempDir()
 	g := &guarded{ca: certtest.New(t), audit: new(lockedBuffer), metrics: prometheus.NewRegistry(), anchor: filepath.Join(dir, "anchor")}
@@ -84,10 +84,14 @@ func guard(t *testing.T, policy string) *guarded {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.Server, err = keyd.Open(t.Context(), keyd.Config{
+	cfg := keyd.Config{
 		Store: store, KMS: kms, Anchor: anchor, Anchors: shelf, Access: &g.files, Initialise: true,
 		Clock: clock, Log: log, Audit: g.audit, Metrics: g.metrics, Heartbeat: 50 * time.Millisecond,
-	})
+	}
+	for _, o := range opts {
+		o(&cfg)
+	}
+	g.Server, err = keyd.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -816,6 +820,40 @@ func TestBadAccessFiles(t *testing.T) {
 	for name, cfg := range map[string]keyd.Config{"neither": {}, "both": {Development: true, Access: &good}} {
 		if _, err := keyd.Open(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "not both") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A client that lives longer than its certificate is never denied for that: it
+// shows the next one in time, without being dialled anew.
+func TestClientsShowTheirNewestCertificate(t *testing.T) {
+	g := guard(t, only("old.test", "acme", "sealer")+only("new.test", "acme", "sealer"),
+		func(c *keyd.Config) { c.ConnectionAge = 100 * time.Millisecond })
+	var current atomic.Pointer[tls.Config]
+	current.Store(g.ca.Client(t, certtest.DNS("old.test")))
+	client, err := sdk.Dial(t.Context(), g.address, sdk.WithTLS(&tls.Config{
+		RootCAs: g.ca.Pool(), GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &current.Load().Certificates[0], nil
+		},
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	seal := func() {
+		t.Helper()
+		req := &keydv1.GetBlobKeysRequest{Queries: []*keydv1.BlobKeyQuery{{Tenant: "acme", SubjectId: []byte("ann"), Class: "trace", Purpose: keydv1.Purpose_PURPOSE_SEAL}}}
+		res, err := keydv1.NewKeyServiceClient(client.Conn()).GetBlobKeys(t.Context(), req)
+		if err != nil || res.Results[0].GetKey() == nil {
+			t.Fatalf("%v, %v", res, err)
+		}
+	}
+	seal()
+	current.Store(g.ca.Client(t, certtest.DNS("new.test")))
+	for begun := time.Now(); !strings.Contains(g.audit.String(), `"principal":"new.test"`); time.Sleep(time.Millisecond) {
+		seal()
+		if time.Since(begun) > time.Minute {
+			t.Fatal("the old certificate is shown for ever")
 		}
 	}
 }

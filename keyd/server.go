@@ -36,6 +36,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 
 	"lethe/keyd/internal/keys"
 	"lethe/keyd/internal/ledger"
@@ -97,6 +98,10 @@ type Config struct {
 	// Access are the files by which callers are admitted, with TLS and
 	// certificates of their own, and told apart.
 	Access *AccessFiles
+	// ConnectionAge is after what time callers with certificates are told to make
+	// a new connection, on which they show their newest: 5 minutes by default.
+	// Calls under way end where they began.
+	ConnectionAge time.Duration
 	// Development serves every caller instead, on loopback and Unix sockets
 	// only, without TLS.
 	Development bool
@@ -175,7 +180,8 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	if access != nil {
 		registerAccess(cfg.Metrics, access)
 		info.Access = access.Status
-		opts = append(opts, grpc.Creds(access), grpc.ConnectionTimeout(handshakeTimeout))
+		opts = append(opts, grpc.Creds(access), grpc.ConnectionTimeout(handshakeTimeout),
+			grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: cfg.ConnectionAge}))
 	}
 	if cfg.Anchors != nil {
 		opts = append(opts, grpc.MaxRecvMsgSize(rpc.MaxObjectMessage))
@@ -213,6 +219,7 @@ func (c *Config) setDefaults() {
 	setDefault(&c.SkewAllowance, 5*time.Second)
 	setDefault(&c.Grace, 24*time.Hour)
 	setDefault(&c.Heartbeat, 10*time.Second)
+	setDefault(&c.ConnectionAge, 5*time.Minute)
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
@@ -245,7 +252,7 @@ func (c *Config) check() error {
 	}{
 		{"the length of an epoch", c.EpochLength}, {"the drain budget", c.DrainBudget}, {"the soak", c.Soak},
 		{"the KEKs' lease", c.KEKLease}, {"the anchor's timeout", c.AnchorTimeout}, {"the grace", c.Grace},
-		{"the allowance for skew", c.SkewAllowance}, {"the heartbeat", c.Heartbeat},
+		{"the allowance for skew", c.SkewAllowance}, {"the heartbeat", c.Heartbeat}, {"the age of a connection", c.ConnectionAge},
 	} {
 		if d.value < 0 {
 			return fmt.Errorf("keyd: %s is negative", d.name)

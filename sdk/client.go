@@ -67,8 +67,10 @@ const (
 )
 
 // WithTLS connects by TLS with this configuration, which usually holds the
-// client's certificate. Without it only a Unix socket or a loopback address
-// can be dialled.
+// client's certificate. One that is replaced while the client lives is best given
+// by its GetClientCertificate, which is asked for every new connection: keyd has
+// clients make one every few minutes. Without WithTLS only a Unix socket or a
+// loopback address can be dialled.
 func WithTLS(config *tls.Config) Option {
 	return func(o *options) { o.tls = config.Clone() }
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -101,6 +102,15 @@ func statementVectors(t *testing.T) []statementVector {
 		}
 		out = append(out, statementVector{Name: string(s.Kind), Statement: string(b), Result: "parsed"})
 	}
+	for _, principal := range []string{"agent.example.org", "spiffe://example.org/" + strings.Repeat("a", 2027)} {
+		s := destroyed()
+		s.Principal = principal
+		b, err := s.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, statementVector{Name: "destroyed by a principal of " + strconv.Itoa(len(principal)), Statement: string(b), Result: "parsed"})
+	}
 	s := destroyed()
 	good, err := s.Encode()
 	if err != nil {
@@ -149,6 +159,10 @@ func statementVectors(t *testing.T) []statementVector {
 		{"drained before it was stated", `"drained_by":"2026-03-01T12:01:05.250Z"`, `"drained_by":"2026-03-01T11:01:05.250Z"`},
 		{"upper-case tenant", `"acme"`, `"Acme"`},
 		{"a tenant beyond ASCII", `"acme"`, `"acmé"`},
+		{"an empty principal", `"reason":`, `"principal":"","reason":`},
+		{"a principal beyond ASCII", `"reason":`, `"principal":"é","reason":`},
+		{"a long principal", `"reason":`, `"principal":"` + strings.Repeat("a", 2049) + `","reason":`},
+		{"a principal out of order", `"reason":"gdpr-art17",`, `"reason":"gdpr-art17","principal":"a",`},
 		{"a reason of prose", `"gdpr-art17"`, `"asked nicely"`},
 		{"a long reason", `"gdpr-art17"`, `"` + strings.Repeat("a", 65) + `"`},
 		{"unknown scope", `"person"`, `"persons"`},

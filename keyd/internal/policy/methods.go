@@ -49,8 +49,8 @@ var rules = table(map[string]rule{
 	keydv1.HoldService_ReleaseHold_FullMethodName: {scope: ofTenants, roles: releaser},
 	keydv1.HoldService_ListHolds_FullMethodName:   {scope: ofTenants, roles: readers},
 
-	keydv1.LedgerService_GetReceipt_FullMethodName:          {scope: ofTenants, roles: readers},
-	keydv1.LedgerService_ListReceipts_FullMethodName:        {scope: ofTenants, roles: readers},
+	keydv1.LedgerService_GetReceipt_FullMethodName:   {scope: ofTenants, roles: readers},
+	keydv1.LedgerService_ListReceipts_FullMethodName: {scope: ofTenants, roles: readers},
 	// What receipts are verified with tells nothing about anybody.
 	keydv1.LedgerService_GetLedgerKey_FullMethodName:        {scope: ofAny, roles: readers | admin},
 	keydv1.LedgerService_GetCheckpoint_FullMethodName:       {scope: ofDeployment, roles: auditor | admin},

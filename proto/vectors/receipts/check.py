@@ -132,10 +132,12 @@ FIELDS = {
     "epoch": below(2**32),
     "of": below(2**60),
     "root": lambda v: need(re.fullmatch(r"[ -~]{1,256}", v)),
+    "principal": lambda v: need(re.fullmatch(r"[ -~]{1,2048}", v)),
+    "end_action": one_of("destroy", "deny"),
     "verifier_key": verifier_key,
 }
 FIELDS.update(dict.fromkeys(["time", "drained_by", "due", "final_by", "hold_end", "planned_end"], instant))
-FIELDS.update(dict.fromkeys(["reason", "final_basis", "anchor", "hold", "kms"], code(64)))
+FIELDS.update(dict.fromkeys(["approved_by", "reason", "final_basis", "anchor", "hold", "kms"], code(64)))
 FIELDS.update(
     dict.fromkeys(
         "bucket_width_s lease_ms retention_s width_from_s next_bucket_width_s next_width_from_s "
@@ -149,7 +151,7 @@ KINDS = {
     "tenant-created": ("tenant pseudonym_check", ""),
     "class-set": (
         "tenant classes bucket_width_s lease_ms retention_s",
-        "width_from_s next_bucket_width_s next_width_from_s",
+        "approved_by end_action width_from_s next_bucket_width_s next_width_from_s",
     ),
     "destroyed": (
         "tenant scope existed reason drained_by epoch anchor",
@@ -179,7 +181,7 @@ def statement(s, text):
         FIELDS[name](value)
     need({"type", "kind", "time"} <= s.keys())
     must, may = (set(names.split()) for names in KINDS[s["kind"]])
-    need(must <= s.keys() <= must | may | {"type", "kind", "time", "anchor", "reason", "request"})
+    need(must <= s.keys() <= must | may | {"type", "kind", "time", "anchor", "principal", "reason", "request"})
     need(not any(s[n] == "0" for n in DECIMALS & s.keys() - must))
     need(all(s[n] >= s["time"] for n in ("drained_by", "final_by", "due") if n in s))
     kind, scope = s["kind"], s.get("scope")
