@@ -858,6 +858,60 @@ func TestClientsShowTheirNewestCertificate(t *testing.T) {
 	}
 }
 
+// A client that loses its right to one tenant goes on to hear of others.
+func TestRevocationsOfOtherTenantsGoOn(t *testing.T) {
+	agent := only("agent.test", "acme", "sealer", "opener")
+	g := guard(t, agent+"other = [\"sealer\", \"opener\"]\n")
+	admin := keydv1.NewAdminServiceClient(g.conn(t, "setup.test"))
+	if _, err := admin.CreateTenant(t.Context(), &keydv1.CreateTenantRequest{Tenant: "other"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := admin.PutClass(t.Context(), &keydv1.PutClassRequest{Tenant: "acme", Class: &keydv1.Class{
+		Name: "long", BucketWidth: durationpb.New(30 * 24 * time.Hour), Lease: durationpb.New(time.Hour),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := sdk.Dial(t.Context(), g.address, sdk.WithTLS(g.ca.Client(t, certtest.DNS("agent.test"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ann, bob := sdk.Target{Tenant: "acme", Subject: "ann", Class: "long"}, sdk.Target{Tenant: "other", Subject: "bob", Class: "trace"}
+	blob, err := client.Seal(t.Context(), ann, []byte("text"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Seal(t.Context(), bob, []byte("text")); err != nil {
+		t.Fatal(err)
+	}
+	g.policy(t, agent+only("erasure.test", "acme", "eraser"))
+	if err := g.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	for begun := time.Now(); !strings.Contains(g.audit.String(), `"method":"WatchRevocations","principal":"agent.test","outcome":"DENIED"`); time.Sleep(time.Millisecond) {
+		if time.Since(begun) > 50*time.Second {
+			t.Fatal("the stream goes on")
+		}
+	}
+	if _, err := client.Open(t.Context(), ann, blob); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	_, err = keydv1.NewErasureServiceClient(g.conn(t, "erasure.test")).DestroyKey(t.Context(), &keydv1.DestroyKeyRequest{
+		Tenant: "acme", SubjectId: []byte("ann"), RequestId: "d", Reason: "test",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for !errors.Is(err, sdk.ErrErased) {
+		if _, err = client.Open(t.Context(), ann, blob); time.Since(begun) > 50*time.Second { // the lease is an hour
+			t.Fatalf("it has not heard of the destruction: %v", err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // A keyd keeps another's anchor for whom the policy says, over TLS.
 func TestAnchorOfAnotherOverTLS(t *testing.T) {
 	g := guard(t, only("other.test", "*", "anchor"))

@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -26,7 +27,7 @@ const (
 // watcher listens to the revocations of some tenants.
 type watcher struct {
 	// Guarded by Client.mu.
-	tenants []string // only grows
+	tenants []string // never changed in place
 	rewind  uint64   // if not zero, the cursor from which to listen again
 
 	// again holds a value when the stream is to be opened again, for more
@@ -89,6 +90,9 @@ func (c *Client) watch(w *watcher) {
 		if err == nil || c.ctx.Err() != nil {
 			continue // to open it again, or to end
 		}
+		if e := (*Error)(nil); errors.As(err, &e) && e.Outcome == keydv1.Outcome_OUTCOME_DENIED {
+			c.unwatch(w, e.Metadata["tenant"])
+		}
 		if delay == watchBackoff {
 			c.log.Warn("revocation stream broke; until it is back, leases bound the use of destroyed keys",
 				"outcome", words(OutcomeOf(err)))
@@ -97,6 +101,18 @@ func (c *Client) watch(w *watcher) {
 			return
 		}
 		delay = min(2*delay, watchBackoffMax)
+	}
+}
+
+// unwatch gives up a tenant whose revocations this client may not hear, so that
+// it goes on to hear the others'. The tenant's next lease, if there is one,
+// begins anew.
+func (c *Client) unwatch(w *watcher, tenant string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i := slices.Index(w.tenants, tenant); i >= 0 {
+		w.tenants = slices.Concat(w.tenants[:i], w.tenants[i+1:])
+		delete(c.watched, tenant)
 	}
 }
 
@@ -117,6 +133,13 @@ func (c *Client) watchOnce(w *watcher) (heard bool, err error) {
 	}
 	w.rewind = 0
 	c.mu.Unlock()
+	if len(tenants) == 0 {
+		select {
+		case <-w.again:
+		case <-c.ctx.Done():
+		}
+		return false, nil
+	}
 
 	var silent atomic.Bool
 	listen := func() (stop func() bool) {
