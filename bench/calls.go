@@ -74,7 +74,7 @@ func (b *bench) calls() (*report.Section, error) {
 		return nil, err
 	}
 
-	s := &report.Section{Title: "Calls to keyd", Text: fmt.Sprintf(`Closed loop, one connection over a Unix socket, client and server on this machine and sharing its cores; no TLS (this version has none).
+	s := &report.Section{Title: "Calls to keyd", Text: fmt.Sprintf(`Closed loop, one connection over a Unix socket, client and server on this machine and sharing its cores; no TLS.
 The empty call is an empty message for an empty message between gRPC's defaults, to a process of its own. keyd is the real daemon: every
 call reads the store, is audited to a file, and is counted in metrics. %d subjects, opened at random.`, b.subjects)}
 	t := report.Table{Head: []string{"", "clients", "calls/s", "keys/s", "client CPU µs/call", "server CPU µs/call", "of the empty call", "spread"}}
