@@ -370,7 +370,7 @@ func (s *Server) Serve(lis net.Listener) error {
 	return s.grpc.Serve(lis)
 }
 
-// MayListen says whether keyd serves everybody on an address: only where no
+// MayListen says whether keyd serves on an address without TLS: only where no
 // other machine reaches it.
 func MayListen(addr net.Addr) error {
 	switch a := addr.(type) {
@@ -381,7 +381,7 @@ func MayListen(addr net.Addr) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("keyd: will not listen on %s: whoever reaches it may do everything, so it must be loopback or a Unix socket", addr)
+	return fmt.Errorf("keyd: will not listen on %s without TLS: only on loopback or a Unix socket", addr)
 }
 
 // Stop ends the service: calls under way may finish until ctx is done.
