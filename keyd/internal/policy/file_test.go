@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -40,6 +41,22 @@ func TestParse(t *testing.T) {
 	}
 	if got := f.principals["nobody.example.org"].of("acme"); got != 0 {
 		t.Errorf("who is not there: %v", got.list())
+	}
+}
+
+// README's example is a policy.
+func TestParseWhatREADMEShows(t *testing.T) {
+	readme, err := os.ReadFile("../../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(readme), "```toml\n")
+	example, _, found := strings.Cut(rest, "```")
+	if !found {
+		t.Fatal("README has no example")
+	}
+	if _, err := Parse([]byte(example)); err != nil {
+		t.Error(err)
 	}
 }
 
