@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -31,10 +32,11 @@ func main() {
 		out  = flag.String("o", "", "directory for the report; empty: the working directory's out")
 		dir  = flag.String("dir", "", "directory for the key stores, on the disk to be measured; empty: the system's temporary one")
 		only = flag.String("only", "", "comma-separated names of sections to run; empty: those of the profile")
+		keep = flag.Bool("keep", false, "work in -dir itself, keep the stores filled for numbers of subjects there, and use those that an earlier run kept")
 		subj = flag.Int("subjects", 0, "number of subjects of the scale profile; 0: the profile's")
 	)
 	flag.Parse()
-	exit(run(*name, *out, *dir, *only, *subj))
+	exit(run(*name, *out, *dir, *only, *subj, *keep))
 }
 
 // roles are what this program is started as by itself, to be measured as a
@@ -77,7 +79,7 @@ var sections = []section{
 	{"scale", (*bench).scale},
 }
 
-func run(name, out, dir, only string, subjects int) error {
+func run(name, out, dir, only string, subjects int, keep bool) error {
 	p, ok := profiles[name]
 	if !ok {
 		return fmt.Errorf("there is no profile %q", name)
@@ -100,11 +102,16 @@ func run(name, out, dir, only string, subjects int) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	tmp, err := os.MkdirTemp(dir, "lethe-bench-")
-	if err != nil {
-		return err
+	tmp := dir
+	if !keep {
+		var err error
+		if tmp, err = os.MkdirTemp(dir, "lethe-bench-"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(tmp)
+	} else if dir == "" {
+		return errors.New("-keep needs a -dir")
 	}
-	defer os.RemoveAll(tmp)
 	b := &bench{Context: ctx, profile: p, dir: tmp, bin: filepath.Join(tmp, "bin")}
 	b.report = &report.Report{Profile: name, Begun: time.Now(), Machine: measure.ThisMachine(), Modules: modules()}
 	b.report.Commit, b.report.Modified = commit(ctx)

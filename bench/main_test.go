@@ -42,7 +42,7 @@ func TestEverySection(t *testing.T) {
 		growthSubjects: []int{100, 200}, growthBuckets: []int{1, 3}, scaleSubjects: []int{100, 200},
 	}
 	out := t.TempDir()
-	if err := run("test", out, t.TempDir(), "", 0); err != nil {
+	if err := run("test", out, t.TempDir(), "", 0, false); err != nil {
 		t.Fatal(err)
 	}
 	files, err := filepath.Glob(filepath.Join(out, "*"))

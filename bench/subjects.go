@@ -1,8 +1,12 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -10,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"lethe/bench/report"
 	keydv1 "lethe/proto/keyd/v1"
@@ -17,73 +22,158 @@ import (
 
 // population is a keyd with a number of subjects, and what was measured of it.
 type population struct {
-	subjects       int
-	fillRate       float64 // subjects a second since the population before, batches of 256
-	getP50, getP99 float64 // ms, one client, random subjects
-	getRate        float64 // calls/s, 64 clients
-	destP50        float64 // ms, one client
-	destP99        float64
-	resident       int64 // bytes, after the calls
-	anonymous      int64
-	disk           int64   // bytes allocated to the store's files
-	start          float64 // s, of keyd over such a store
+	subjects         int
+	fillRate         float64 // subjects a second, batches of 256; NaN, as the next three: an earlier run filled it
+	caughtUp         float64 // s, from the fill's end until compaction had caught up
+	busyP50, busyP99 float64 // ms, one client, random subjects, compaction catching up
+	coldP50, coldP99 float64 // ms, one client, random subjects, no table in memory
+	getP50, getP99   float64 // ms, the same with all tables in memory
+	getRate          float64 // calls/s, 64 clients
+	destP50, destP99 float64 // ms, one client
+	resident         int64   // bytes, after the calls
+	anonymous        int64
+	disk             int64   // bytes allocated to the store's files
+	start            float64 // s, of keyd over such a store, no table in memory
 }
 
-// populations fills one keyd step by step and measures it at every step.
+// populations measures a keyd with each of these numbers of subjects.
 func (b *bench) populations(name string, steps []int) ([]population, error) {
 	var all []population
-	n := 0
-	var opens []*keydv1.BlobKeyQuery
-	const spare = 100_000_000 // subjects to destroy are beside the others
 	for _, step := range steps {
-		p := population{subjects: step}
-		d, err := b.startKeyd(name)
-		if err != nil {
-			return nil, err
-		}
-		begun := time.Now()
-		more, err := d.fill(b, n, step, 10_000)
-		if err != nil {
-			d.stop()
-			return nil, err
-		}
-		p.fillRate = float64(step-n) / time.Since(begun).Seconds()
-		n = step
-		opens = append(opens, more...)
-		if err := d.stop(); err != nil {
-			return nil, err
-		}
-		// Started anew, so that memory and start-up are those of a keyd that
-		// serves such a store, not of one that has just filled it.
-		begun = time.Now()
-		if d, err = b.startKeyd(name); err != nil {
-			return nil, err
-		}
-		p.start = since(begun) / 1e3
-		err = b.measurePopulation(d, &p, opens, spare+len(all)*b.unloaded)
-		if err == nil {
-			p.resident, p.anonymous, err = d.process().Memory()
-		}
-		if err == nil {
-			p.disk, err = allocated(filepath.Join(b.dir, name, "store"))
-		}
-		if stop := d.stop(); err == nil {
-			err = stop
-		}
+		p, err := b.population(fmt.Sprintf("%s-%d", name, step), step)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, p)
-		fmt.Fprintf(os.Stderr, "  %d subjects: get %.3f ms, destroy %.3f ms, %d MiB anonymous, %d B a subject, start %.2f s\n",
-			p.subjects, p.getP50, p.destP50, p.anonymous>>20, p.disk/int64(p.subjects), p.start)
+		fmt.Fprintf(os.Stderr, "  %d subjects: get %.3f ms (99 %% %.3f; cold %.3f, %.3f), %.0f/s, destroy %.3f ms (99 %% %.3f), %d MiB anonymous, %d B a subject, start %.2f s\n",
+			p.subjects, p.getP50, p.getP99, p.coldP50, p.coldP99, p.getRate, p.destP50, p.destP99, p.anonymous>>20, p.disk/int64(p.subjects), p.start)
 	}
 	return all, nil
 }
 
-func (b *bench) measurePopulation(d *daemon, p *population, opens []*keydv1.BlobKeyQuery, spare int) error {
-	getOne := func(int, int) error {
-		i := rand.IntN(len(opens))
-		_, err := get(b, d.conn, &keydv1.GetBlobKeysRequest{Queries: opens[i : i+1]})
+// sampled is how many of a population's subjects the gets are about. They are
+// spread evenly over all of them.
+const sampled = 100_000
+
+func (b *bench) population(name string, subjects int) (population, error) {
+	p := population{subjects: subjects, fillRate: math.NaN(), caughtUp: math.NaN(), busyP50: math.NaN(), busyP99: math.NaN()}
+	opens, err := b.filled(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		opens, err = b.fillStore(name, &p)
+	}
+	if err != nil {
+		return p, err
+	}
+	store := filepath.Join(b.dir, name, "store")
+	if err := evict(store); err != nil {
+		return p, err
+	}
+	// Started anew, so that memory and start-up are those of a keyd that
+	// serves such a store, not of one that has just filled it.
+	begun := time.Now()
+	d, err := b.startKeyd(name)
+	if err != nil {
+		return p, err
+	}
+	p.start = since(begun) / 1e3
+	err = b.measurePopulation(d, &p, opens, store)
+	if err == nil {
+		p.resident, p.anonymous, err = d.process().Memory()
+	}
+	if err == nil {
+		p.disk, err = allocated(store)
+	}
+	return p, errors.Join(err, d.stop())
+}
+
+// fillStore makes a keyd's data, and notes a sample of the queries that open
+// its subjects' blobs, for filled to find.
+func (b *bench) fillStore(name string, p *population) ([]*keydv1.BlobKeyQuery, error) {
+	d, err := b.startKeyd(name)
+	if err != nil {
+		return nil, err
+	}
+	begun := time.Now()
+	opens, err := d.fill(b, 0, p.subjects, sampled)
+	if err == nil {
+		p.fillRate = float64(p.subjects) / time.Since(begun).Seconds()
+		begun = time.Now()
+		var busy looped
+		if busy, err = closedLoop(b, 1, 0, b.unloaded, getOneOf(b, d, opens)); err == nil {
+			p.busyP50, p.busyP99 = busy.at(0.5)/1e6, busy.at(0.99)/1e6
+			err = d.waitIdle(b)
+			p.caughtUp = since(begun) / 1e3
+		}
+	}
+	if err := errors.Join(err, d.stop()); err != nil {
+		return nil, err
+	}
+	note, err := proto.Marshal(&keydv1.GetBlobKeysRequest{Queries: opens})
+	if err != nil {
+		return nil, err
+	}
+	return opens, os.WriteFile(b.notePath(name), note, 0o600)
+}
+
+// filled returns the sample of a store that an earlier run filled, with -keep,
+// or fs.ErrNotExist.
+func (b *bench) filled(name string) ([]*keydv1.BlobKeyQuery, error) {
+	note, err := os.ReadFile(b.notePath(name))
+	if err != nil {
+		return nil, err
+	}
+	var req keydv1.GetBlobKeysRequest
+	if err := proto.Unmarshal(note, &req); err != nil {
+		return nil, err
+	}
+	return req.Queries, nil
+}
+
+// getOneOf returns an operation that makes one of the queries, drawn anew each
+// time.
+func getOneOf(ctx context.Context, d *daemon, queries []*keydv1.BlobKeyQuery) func(int, int) error {
+	return func(int, int) error {
+		i := rand.IntN(len(queries))
+		_, err := get(ctx, d.conn, &keydv1.GetBlobKeysRequest{Queries: queries[i : i+1]})
+		return err
+	}
+}
+
+// waitIdle waits until the daemon, which nobody calls, has hardly used a
+// processor for a while: until compaction has caught up.
+func (d *daemon) waitIdle(ctx context.Context) error {
+	const look, times = time.Second, 3
+	for idle := 0; idle < times; {
+		before, err := d.process().CPU()
+		if err != nil {
+			return err
+		}
+		select {
+		case <-time.After(look):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		after, err := d.process().CPU()
+		if err != nil {
+			return err
+		}
+		idle++
+		if after-before > look/20 {
+			idle = 0
+		}
+	}
+	return nil
+}
+
+func (b *bench) notePath(name string) string { return filepath.Join(b.dir, name+".sample") }
+
+func (b *bench) measurePopulation(d *daemon, p *population, opens []*keydv1.BlobKeyQuery, store string) error {
+	getOne := getOneOf(b, d, opens)
+	cold, err := closedLoop(b, 1, 0, b.unloaded, getOne)
+	if err != nil {
+		return err
+	}
+	if err := load(store); err != nil {
 		return err
 	}
 	if _, err := closedLoop(b, 64, b.callTurn, 0, getOne); err != nil { // warms up
@@ -97,6 +187,8 @@ func (b *bench) measurePopulation(d *daemon, p *population, opens []*keydv1.Blob
 	if err != nil {
 		return err
 	}
+	// Those to destroy come after all others, and after those of earlier runs.
+	spare := 100_000_000 + int(time.Now().Unix()%1_000_000_000)*1000
 	if _, err := d.fill(b, spare, spare+b.unloaded, 0); err != nil {
 		return err
 	}
@@ -108,10 +200,47 @@ func (b *bench) measurePopulation(d *daemon, p *population, opens []*keydv1.Blob
 	if err != nil {
 		return err
 	}
+	p.coldP50, p.coldP99 = cold.at(0.5)/1e6, cold.at(0.99)/1e6
 	p.getRate = many.perSecond()
 	p.getP50, p.getP99 = one.at(0.5)/1e6, one.at(0.99)/1e6
 	p.destP50, p.destP99 = destroys.at(0.5)/1e6, destroys.at(0.99)/1e6
 	return nil
+}
+
+// evict has the system forget what it holds of the files below dir.
+func evict(dir string) error {
+	unix.Sync()
+	return eachFile(dir, func(f *os.File) error {
+		return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	})
+}
+
+// load reads the files below dir, so that the system holds them.
+func load(dir string) error {
+	return eachFile(dir, func(f *os.File) error {
+		_, err := io.Copy(io.Discard, f)
+		return err
+	})
+}
+
+func eachFile(dir string, do func(*os.File) error) error {
+	return filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !e.Type().IsRegular() {
+			return nil // compaction goes on
+		}
+		if err != nil {
+			return err
+		}
+		f, err := os.Open(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return do(f)
+	})
 }
 
 // allocated adds up what the disk holds for the files below dir; some are
@@ -135,18 +264,18 @@ func allocated(dir string) (n int64, err error) {
 }
 
 func populationTable(all []population) report.Table {
-	t := report.Table{Title: "Number of subjects", Head: []string{"subjects", "created/s", "get p50 ms", "get p99", "gets/s, 64 clients", "destroy p50 ms", "destroy p99", "RssAnon MiB", "Rss MiB", "disk MiB", "bytes a subject", "start s"}}
+	t := report.Table{Title: "Number of subjects", Head: []string{"subjects", "created/s", "caught up after s", "busy get p50 ms", "busy get p99", "cold get p50", "cold get p99", "get p50", "get p99", "gets/s, 64 clients", "destroy p50 ms", "destroy p99", "RssAnon MiB", "Rss MiB", "disk MiB", "bytes a subject", "start s"}}
 	for _, p := range all {
-		t.Add(p.subjects, p.fillRate, p.getP50, p.getP99, p.getRate, p.destP50, p.destP99, float64(p.anonymous>>20), float64(p.resident>>20),
+		t.Add(p.subjects, p.fillRate, p.caughtUp, p.busyP50, p.busyP99, p.coldP50, p.coldP99, p.getP50, p.getP99, p.getRate, p.destP50, p.destP99, float64(p.anonymous>>20), float64(p.resident>>20),
 			float64(p.disk>>20), float64(p.disk)/float64(p.subjects), p.start)
 	}
 	return t
 }
 
 func populationPlot(name string, all []population) report.Plot {
-	lines := []report.Series{{Name: "get p50"}, {Name: "get p99"}, {Name: "destroy p50"}, {Name: "destroy p99"}}
+	lines := []report.Series{{Name: "cold get p50"}, {Name: "cold get p99"}, {Name: "get p50"}, {Name: "get p99"}, {Name: "destroy p50"}, {Name: "destroy p99"}}
 	for _, p := range all {
-		for i, v := range []float64{p.getP50, p.getP99, p.destP50, p.destP99} {
+		for i, v := range []float64{p.coldP50, p.coldP99, p.getP50, p.getP99, p.destP50, p.destP99} {
 			lines[i].Add(float64(p.subjects), v)
 		}
 	}
@@ -161,8 +290,11 @@ func (b *bench) scale() (*report.Section, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &report.Section{Title: "Scale", Text: `One keyd over Badger, filled through GetBlobKeys in batches of 256; every number of subjects is measured by a keyd that was started anew over the store.
-A subject here has one class, one key and no ledger entries. Bytes a subject are what the disk holds for the store's files, divided by the subjects.`}
+	s := &report.Section{Title: "Scale", Text: `One keyd over Badger for each number of subjects, filled through GetBlobKeys in batches of 256. A subject here has one class, one key and no ledger entries.
+- **busy**: right after the fill, as fast as it goes, while compaction catches up. **caught up after**: until keyd, which nobody calls, uses less than a twentieth of a processor for three seconds.
+- **cold**: keyd started anew, after the system was made to forget the store's files. A start reads the index of every table, and what the system reads ahead with it.
+- The other columns: with all of the store's files read once. Gets are about 100,000 subjects at most, spread evenly.
+- Bytes a subject are what the disk holds for the store's files, divided by the subjects.`}
 	s.Tables = append(s.Tables, populationTable(all))
 	s.Plots = append(s.Plots, populationPlot("subjects", all))
 	first, last := all[0], all[len(all)-1]
@@ -176,6 +308,7 @@ A subject here has one class, one key and no ledger entries. Bytes a subject are
 	}
 	add(report.AtMost(name+"get p50, times that of "+fmt.Sprint(first.subjects), 1.5, last.getP50/first.getP50, "", ""))
 	add(report.AtMost(name+"get p99, times that of "+fmt.Sprint(first.subjects), 1.5, last.getP99/first.getP99, "", ""))
+	add(report.AtMost(name+"cold get p99, times that of "+fmt.Sprint(first.subjects), 1.5, last.coldP99/first.coldP99, "", ""))
 	add(report.AtMost(name+"destroy p99, times that of "+fmt.Sprint(first.subjects), 1.5, last.destP99/first.destP99, "", ""))
 	add(report.AtMost(name+"destroy p50, times that of "+fmt.Sprint(first.subjects), 1.5, last.destP50/first.destP50, "", ""))
 	add(report.AtMost(name+"RssAnon", 1024, float64(last.anonymous>>20), " MiB", ""))

@@ -59,7 +59,7 @@ const (
 	// which rewrites the tables that a slice touches, holds everybody up.
 	tableSize = 8 << 20
 	// levelZeroTables is how many tables level 0 has when it is compacted.
-	levelZeroTables = 4
+	levelZeroTables = 1
 	// maxStale bounds how long a reader goes on with the snapshot before a
 	// commit under way. Leases are issued from reads, and a destruction states
 	// when the last of them ends, counting from its own run: however long the
@@ -165,6 +165,7 @@ func badgerOptions(dir string, l badger.Logger) badger.Options {
 		WithNumMemtables(2).
 		WithNumCompactors(2).
 		WithBaseTableSize(tableSize).
+		WithBaseLevelSize(2 << 20).
 		WithNumLevelZeroTables(levelZeroTables).
 		WithNumLevelZeroTablesStall(6).
 		WithBlockCacheSize(0).
