@@ -58,8 +58,11 @@ const (
 	// tableSize weighs file descriptors (one a table) against how long a drop,
 	// which rewrites the tables that a slice touches, holds everybody up.
 	tableSize = 8 << 20
-	// levelZeroTables is how many tables level 0 has when it is compacted.
+	// levelZeroTables is how many tables level 0 has when it is compacted, and
+	// baseLevelSize how large the level may grow into which it is. A drop merges
+	// both with everybody waiting; small ones cost a sixth more compaction.
 	levelZeroTables = 1
+	baseLevelSize   = 2 << 20
 	// maxStale bounds how long a reader goes on with the snapshot before a
 	// commit under way. Leases are issued from reads, and a destruction states
 	// when the last of them ends, counting from its own run: however long the
@@ -165,7 +168,7 @@ func badgerOptions(dir string, l badger.Logger) badger.Options {
 		WithNumMemtables(2).
 		WithNumCompactors(2).
 		WithBaseTableSize(tableSize).
-		WithBaseLevelSize(2 << 20).
+		WithBaseLevelSize(baseLevelSize).
 		WithNumLevelZeroTables(levelZeroTables).
 		WithNumLevelZeroTablesStall(6).
 		WithBlockCacheSize(0).
