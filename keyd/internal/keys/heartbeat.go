@@ -54,6 +54,13 @@ func (k *Keys) beat(ctx context.Context) error {
 
 func (k *Keys) beatLocked(ctx context.Context) error {
 	began := k.clock()
+	if !k.pulse.since.IsZero() && !k.pulse.freshLocked(began) {
+		// It stood still, with its machine maybe, for as long as another one that
+		// takes over waits. The anchor knows whether there is one.
+		if err := k.keeper.Check(ctx); err != nil {
+			return err
+		}
+	}
 	var es epochs
 	err := k.store.View(ctx, func(r Reader) (err error) {
 		es, err = readEpochs(r)
@@ -95,7 +102,7 @@ func (k *Keys) mayIssue(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, beatTimeout)
 	defer cancel()
 	if err := k.beatLocked(ctx); err != nil && !errors.Is(err, ErrFull) {
-		return unavailable("keyd has lost touch with its store", err)
+		return unavailable("keyd has lost touch with its store, or stood still and does not reach its anchor", err)
 	}
 	return nil
 }

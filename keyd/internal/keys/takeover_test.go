@@ -1,14 +1,19 @@
 package keys_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"lethe/keyd/anchor/anchortest"
 	"lethe/keyd/internal/keys"
 	"lethe/keyd/internal/ledger"
 	"lethe/keyd/store/badger"
+	keydv1 "lethe/proto/keyd/v1"
 )
 
 // copied opens a copy of the rig's store, which must be closed or at rest.
@@ -70,4 +75,68 @@ func TestTakenOver(t *testing.T) {
 	}
 	r.Keys = nil
 	r.store.Close()
+}
+
+// TestStoodStillWhileTakenOver: one that stood still for so long that another may
+// have taken over asks the anchor before it issues a key again, whoever reaches it
+// first.
+func TestStoodStillWhileTakenOver(t *testing.T) {
+	r := newRig(t)
+	alice, bob := r.seal("alice", "memory"), r.seal("bob", "memory")
+	r.close()
+	r.open(false)
+	one := r.Keys
+	var away atomic.Bool
+	r.anchor.Inject = func(context.Context, string) anchortest.Fault {
+		if away.Load() {
+			return anchortest.Lost
+		}
+		return anchortest.None
+	}
+	still := func() { r.clock.Advance(keys.BeatLimit + time.Second) }
+
+	// Nobody has.
+	still()
+	if _, err := r.ask(openQuery("acme", "alice", "memory", alice)); err != nil {
+		t.Errorf("nobody took over: %v", err)
+	}
+	// It cannot find out.
+	away.Store(true)
+	still()
+	_, err := r.ask(openQuery("acme", "alice", "memory", alice))
+	r.want("the anchor is away", err, isUnavail)
+	if err := one.Beat(t.Context()); err == nil {
+		t.Error("the heartbeat goes on without the anchor")
+	}
+	away.Store(false)
+	if _, err := r.ask(openQuery("acme", "alice", "memory", alice)); err != nil {
+		t.Errorf("the anchor is back: %v", err)
+	}
+	// One that did not stand still goes on without the anchor.
+	away.Store(true)
+	if _, err := r.ask(openQuery("acme", "alice", "memory", alice)); err != nil {
+		t.Errorf("the anchor is away, and it has not stood still: %v", err)
+	}
+	away.Store(false)
+
+	cfg := r.config()
+	cfg.Store = r.copied("copy")
+	two, err := keys.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer two.Close()
+	if _, err := two.DestroyKey(t.Context(), destroyRequest("alice", "d1")); err != nil {
+		t.Fatal(err)
+	}
+	still()
+	for _, q := range []*keydv1.BlobKeyQuery{
+		openQuery("acme", "alice", "memory", alice), sealQuery("acme", "alice", "memory"), openQuery("acme", "bob", "memory", bob),
+	} {
+		_, err := r.ask(q)
+		r.want(string(q.SubjectId)+", another one has taken over", err, isUnavail)
+	}
+	if err := one.Serving(); !errors.Is(err, ledger.ErrSuperseded) {
+		t.Errorf("it is not known: %v", err)
+	}
 }
