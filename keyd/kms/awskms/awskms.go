@@ -347,8 +347,8 @@ func (k *KMS) Unwrap(ctx context.Context, rootID string, wrapped []byte, ec keys
 
 // Create makes a key, names it by an alias that holds the request, and waits
 // until AWS describes it as enabled; or finds what has that alias already. A key
-// that was made and could not be given its alias is scheduled for deletion; where
-// that fails too, it is found by its tags, and used by nobody.
+// that was made and did not get its alias is scheduled for deletion; where that
+// fails too, it is found by its tags, and used by nobody.
 func (k *KMS) Create(ctx context.Context, epoch uint32, request keys.RootRequest) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", unavailable("CreateKey", err)
@@ -396,9 +396,9 @@ func (k *KMS) Create(ctx context.Context, epoch uint32, request keys.RootRequest
 		// An answer was lost, or another process has made a key for this request.
 		after, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyLimit)
 		defer cancel()
-		named, _ := k.aliased(after, alias)
-		if named != rootID {
-			k.abandon(after, rootID)
+		named, describeErr := k.aliased(after, alias)
+		if describeErr == nil && named != rootID {
+			k.abandon(after, rootID) // not one that may have the alias
 		}
 		if named == "" {
 			return "", err
