@@ -2,11 +2,11 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -22,10 +22,8 @@ import (
 
 // population is a keyd with a number of subjects, and what was measured of it.
 type population struct {
-	subjects         int
-	fillRate         float64 // subjects a second, batches of 256; NaN, as the next three: an earlier run filled it
-	caughtUp         float64 // s, from the fill's end until compaction had caught up
-	busyP50, busyP99 float64 // ms, one client, random subjects, compaction catching up
+	subjects int
+	filled
 	coldP50, coldP99 float64 // ms, one client, random subjects, no table in memory
 	getP50, getP99   float64 // ms, the same with all tables in memory
 	getRate          float64 // calls/s, 64 clients
@@ -34,6 +32,14 @@ type population struct {
 	anonymous        int64
 	disk             int64   // bytes allocated to the store's files
 	start            float64 // s, of keyd over such a store, no table in memory
+}
+
+// filled is what was seen while a keyd was filled, maybe by an earlier run.
+type filled struct {
+	FillRate         float64 // subjects a second, batches of 256
+	CaughtUp         float64 // s, from the fill's end until compaction had caught up
+	BusyP50, BusyP99 float64 // ms, one client, random subjects, compaction catching up
+	Commit           string
 }
 
 // populations measures a keyd with each of these numbers of subjects.
@@ -56,10 +62,10 @@ func (b *bench) populations(name string, steps []int) ([]population, error) {
 const sampled = 100_000
 
 func (b *bench) population(name string, subjects int) (population, error) {
-	p := population{subjects: subjects, fillRate: math.NaN(), caughtUp: math.NaN(), busyP50: math.NaN(), busyP99: math.NaN()}
-	opens, err := b.filled(name)
+	p := population{subjects: subjects}
+	opens, err := b.noted(name, &p.filled)
 	if errors.Is(err, fs.ErrNotExist) {
-		opens, err = b.fillStore(name, &p)
+		opens, err = b.fillStore(name, subjects, &p.filled)
 	}
 	if err != nil {
 		return p, err
@@ -86,44 +92,55 @@ func (b *bench) population(name string, subjects int) (population, error) {
 	return p, errors.Join(err, d.stop())
 }
 
-// fillStore makes a keyd's data, and notes a sample of the queries that open
-// its subjects' blobs, for filled to find.
-func (b *bench) fillStore(name string, p *population) ([]*keydv1.BlobKeyQuery, error) {
+// fillStore makes a keyd's data, and notes what was seen and a sample of the
+// queries that open its subjects' blobs.
+func (b *bench) fillStore(name string, subjects int, f *filled) ([]*keydv1.BlobKeyQuery, error) {
 	d, err := b.startKeyd(name)
 	if err != nil {
 		return nil, err
 	}
+	f.Commit = b.report.Commit
 	begun := time.Now()
-	opens, err := d.fill(b, 0, p.subjects, sampled)
+	opens, err := d.fill(b, 0, subjects, sampled)
 	if err == nil {
-		p.fillRate = float64(p.subjects) / time.Since(begun).Seconds()
+		f.FillRate = float64(subjects) / time.Since(begun).Seconds()
 		begun = time.Now()
 		var busy looped
 		if busy, err = closedLoop(b, 1, 0, b.unloaded, getOneOf(b, d, opens)); err == nil {
-			p.busyP50, p.busyP99 = busy.at(0.5)/1e6, busy.at(0.99)/1e6
+			f.BusyP50, f.BusyP99 = busy.at(0.5)/1e6, busy.at(0.99)/1e6
 			err = d.waitIdle(b)
-			p.caughtUp = since(begun) / 1e3
+			f.CaughtUp = since(begun) / 1e3
 		}
 	}
 	if err := errors.Join(err, d.stop()); err != nil {
 		return nil, err
 	}
-	note, err := proto.Marshal(&keydv1.GetBlobKeysRequest{Queries: opens})
+	sample, err := proto.Marshal(&keydv1.GetBlobKeysRequest{Queries: opens})
 	if err != nil {
 		return nil, err
 	}
-	return opens, os.WriteFile(b.notePath(name), note, 0o600)
+	note, err := json.Marshal(f)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(b.dir, name)
+	return opens, errors.Join(os.WriteFile(path+".json", note, 0o600), os.WriteFile(path+".sample", sample, 0o600))
 }
 
-// filled returns the sample of a store that an earlier run filled, with -keep,
-// or fs.ErrNotExist.
-func (b *bench) filled(name string) ([]*keydv1.BlobKeyQuery, error) {
-	note, err := os.ReadFile(b.notePath(name))
+// noted returns what fillStore noted, of a store that an earlier run filled with
+// -keep, or fs.ErrNotExist.
+func (b *bench) noted(name string, f *filled) ([]*keydv1.BlobKeyQuery, error) {
+	path := filepath.Join(b.dir, name)
+	sample, err := os.ReadFile(path + ".sample")
+	if err != nil {
+		return nil, err
+	}
+	note, err := os.ReadFile(path + ".json")
 	if err != nil {
 		return nil, err
 	}
 	var req keydv1.GetBlobKeysRequest
-	if err := proto.Unmarshal(note, &req); err != nil {
+	if err := errors.Join(proto.Unmarshal(sample, &req), json.Unmarshal(note, f)); err != nil {
 		return nil, err
 	}
 	return req.Queries, nil
@@ -164,8 +181,6 @@ func (d *daemon) waitIdle(ctx context.Context) error {
 	}
 	return nil
 }
-
-func (b *bench) notePath(name string) string { return filepath.Join(b.dir, name+".sample") }
 
 func (b *bench) measurePopulation(d *daemon, p *population, opens []*keydv1.BlobKeyQuery, store string) error {
 	getOne := getOneOf(b, d, opens)
@@ -266,7 +281,7 @@ func allocated(dir string) (n int64, err error) {
 func populationTable(all []population) report.Table {
 	t := report.Table{Title: "Number of subjects", Head: []string{"subjects", "created/s", "caught up after s", "busy get p50 ms", "busy get p99", "cold get p50", "cold get p99", "get p50", "get p99", "gets/s, 64 clients", "destroy p50 ms", "destroy p99", "RssAnon MiB", "Rss MiB", "disk MiB", "bytes a subject", "start s"}}
 	for _, p := range all {
-		t.Add(p.subjects, p.fillRate, p.caughtUp, p.busyP50, p.busyP99, p.coldP50, p.coldP99, p.getP50, p.getP99, p.getRate, p.destP50, p.destP99, float64(p.anonymous>>20), float64(p.resident>>20),
+		t.Add(p.subjects, p.FillRate, p.CaughtUp, p.BusyP50, p.BusyP99, p.coldP50, p.coldP99, p.getP50, p.getP99, p.getRate, p.destP50, p.destP99, float64(p.anonymous>>20), float64(p.resident>>20),
 			float64(p.disk>>20), float64(p.disk)/float64(p.subjects), p.start)
 	}
 	return t
@@ -298,6 +313,9 @@ func (b *bench) scale() (*report.Section, error) {
 	s.Tables = append(s.Tables, populationTable(all))
 	s.Plots = append(s.Plots, populationPlot("subjects", all))
 	first, last := all[0], all[len(all)-1]
+	if last.Commit != b.report.Commit {
+		s.Text += "\n- The stores were filled, and measured busy, at " + last.Commit + "."
+	}
 	name := fmt.Sprintf("%d subjects: ", last.subjects)
 	full := last.subjects >= 10_000_000
 	add := func(t report.Target) {

@@ -60,14 +60,14 @@ func isSPIFFE(s string) bool {
 		return false
 	}
 	domain, path, hasPath := strings.Cut(rest, "/")
-	if domain == "" || len(domain) > 255 || !only(domain, isLower) {
+	if domain == "" || len(domain) > 255 || !only(domain, inName) {
 		return false
 	}
 	if !hasPath {
 		return true
 	}
 	for segment := range strings.SplitSeq(path, "/") {
-		if segment == "" || segment == "." || segment == ".." || !only(segment, isLowerOrUpper) {
+		if segment == "" || segment == "." || segment == ".." || !only(segment, inSegment) {
 			return false
 		}
 	}
@@ -80,7 +80,7 @@ func isDNSName(s string) bool {
 		return false
 	}
 	for label := range strings.SplitSeq(s, ".") {
-		if label == "" || len(label) > 63 || !only(label, isLower) {
+		if label == "" || len(label) > 63 || !only(label, inName) {
 			return false
 		}
 	}
@@ -96,8 +96,8 @@ func only(s string, allowed func(byte) bool) bool {
 	return true
 }
 
-func isLower(c byte) bool {
+func inName(c byte) bool {
 	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.'
 }
 
-func isLowerOrUpper(c byte) bool { return isLower(c) || 'A' <= c && c <= 'Z' }
+func inSegment(c byte) bool { return inName(c) || 'A' <= c && c <= 'Z' }
