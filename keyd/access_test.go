@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -414,6 +415,35 @@ func TestQueriesAreJudgedApart(t *testing.T) {
 	if err != nil || len(res.Recipients) != 2 || res.Results[0].GetKey() == nil {
 		t.Errorf("with the right to open: %v, %v", res, err)
 	}
+	// And for those who know whose blob it is: a key id alone tells nothing.
+	opened.SubjectId = []byte("nobody")
+	random := proto.CloneOf(opened)
+	random.KeyId = bytes.Repeat([]byte{7}, 16)
+	for _, q := range []*keydv1.BlobKeyQuery{opened, random} {
+		res, err = client.GetBlobKeys(t.Context(), &keydv1.GetBlobKeysRequest{Queries: []*keydv1.BlobKeyQuery{q}, Recipients: ids})
+		if err != nil || len(res.Recipients) != 0 || res.Results[0].GetFailure() == nil {
+			t.Errorf("without knowing whose blob it is: %v, %v", res, err)
+		}
+	}
+}
+
+// Where messages may be large, the policy decides before one is read.
+func TestScreened(t *testing.T) {
+	g := guard(t, only("agent.test", "acme", "sealer"))
+	for _, principal := range []string{"agent.test", "stranger.test", "setup.test"} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		stream, err := g.conn(t, principal).NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, keydv1.AnchorService_PutObject_FullMethodName)
+		if err == nil {
+			err = stream.RecvMsg(new(keydv1.PutObjectResponse)) // nothing was sent
+		}
+		cancel()
+		if outcome(err) != denied {
+			t.Errorf("%s: %v", principal, err)
+		}
+		if line := fmt.Sprintf(`"method":"PutObject","principal":%q,"outcome":"DENIED"`, principal); !strings.Contains(g.audit.String(), line) {
+			t.Errorf("no audit line for %s", principal)
+		}
+	}
 }
 
 // Who places a hold cannot release it, nor the other way round; the ledger and
@@ -808,6 +838,17 @@ func TestBadAccessFiles(t *testing.T) {
 		{"a CA that is no CA", "not of a CA", func(f *keyd.AccessFiles) { f.ClientCA = f.Certificate }},
 		{"a CA that is a key", "something else", func(f *keyd.AccessFiles) { f.ClientCA = f.Key }},
 		{"a CA that is empty", "no certificate", func(f *keyd.AccessFiles) { f.ClientCA = certtest.Write(t, dir, "empty", nil) }},
+		{"a certificate for clients", "not for server", func(f *keyd.AccessFiles) {
+			cert, key := ca.Issue(t, certtest.DNS("localhost"), certtest.Usage(x509.ExtKeyUsageClientAuth))
+			f.Certificate, f.Key = certtest.Write(t, dir, "client", cert), certtest.Write(t, dir, "client.key", key)
+		}},
+		{"a policy that is a pipe", "no regular file", func(f *keyd.AccessFiles) {
+			f.Policy = filepath.Join(dir, "pipe")
+			if err := syscall.Mkfifo(f.Policy, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"a policy that is a directory", "no regular file", func(f *keyd.AccessFiles) { f.Policy = dir }},
 		{"a policy that is none", "policy", func(f *keyd.AccessFiles) { f.Policy = f.Certificate }},
 	} {
 		files := good

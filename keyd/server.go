@@ -63,8 +63,8 @@ type (
 	Grant  = policy.Grant
 )
 
-// ParsePolicy reads a policy file, as keyd does.
-func ParsePolicy(b []byte) (*Policy, error) { return policy.Parse(b) }
+// ReadPolicy reads a policy file, as keyd does.
+func ReadPolicy(name string) (*Policy, error) { return policy.Read(name) }
 
 // Errors of Open, to be told apart by whoever starts keyd.
 var (
@@ -165,7 +165,7 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	var access *policy.Access
 	if cfg.Access != nil {
 		var err error
-		if access, err = policy.Load(*cfg.Access, cfg.Clock); err != nil {
+		if access, err = policy.Load(*cfg.Access, cfg.Clock, cfg.Log); err != nil {
 			return nil, fmt.Errorf("keyd: %w", err)
 		}
 	}
@@ -175,7 +175,8 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	s := &Server{keys: k, access: access, log: cfg.Log, done: make(chan struct{}), health: health.NewServer()}
 	registerGauges(cfg.Metrics, k)
-	opts := rpc.Options(k, policy.New(access, cfg.Audit, cfg.Metrics), cfg.Log)
+	callers := policy.New(access, cfg.Audit, cfg.Metrics)
+	opts := rpc.Options(k, callers, cfg.Log)
 	info := rpc.Info{Version: cfg.Version, Development: cfg.Development, Heartbeat: cfg.Heartbeat}
 	if access != nil {
 		registerAccess(cfg.Metrics, access)
@@ -184,7 +185,7 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 			grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: cfg.ConnectionAge}))
 	}
 	if cfg.Anchors != nil {
-		opts = append(opts, grpc.MaxRecvMsgSize(rpc.MaxObjectMessage))
+		opts = append(opts, rpc.AnchorOptions(callers)...)
 	}
 	s.grpc = grpc.NewServer(opts...)
 	if cfg.Anchors != nil {

@@ -294,7 +294,11 @@ func TestAccessFlags(t *testing.T) {
 			t.Errorf("keyd %s: %v; want %q", strings.Join(test.args, " "), err, test.want)
 		}
 	}
-	said := fails(t, dataDir(t), nil, "--listen", "0.0.0.0:0")
+	data := dataDir(t)
+	said := fails(t, data, nil, "--listen", "0.0.0.0:0")
+	if made, err := filepath.Glob(filepath.Join(data, "*")); err != nil || len(made) != 0 {
+		t.Errorf("before it was refused it made %q, %v", made, err)
+	}
 	if !strings.Contains(said, "loopback or a Unix socket") {
 		t.Errorf("--dev for everybody: %s", said)
 	}

@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -148,13 +147,22 @@ func given(flags *pflag.FlagSet) (err error) {
 
 // checkAccess refuses what is neither for development nor says who may call.
 func (o *options) checkAccess() error {
-	all := []string{o.access.Certificate, o.access.Key, o.access.ClientCA, o.access.Policy}
-	given := slices.ContainsFunc(all, func(name string) bool { return name != "" })
+	var missing []string
+	flags := []struct{ name, value string }{
+		{"--tls-cert", o.access.Certificate}, {"--tls-key", o.access.Key}, {"--tls-client-ca", o.access.ClientCA}, {"--policy", o.access.Policy},
+	}
+	for _, f := range flags {
+		if f.value == "" {
+			missing = append(missing, f.name)
+		}
+	}
 	switch {
-	case o.dev && given:
+	case o.dev && len(missing) < len(flags):
 		return errors.New("--dev serves everybody: --tls-cert, --tls-key, --tls-client-ca and --policy say nothing with it")
-	case !o.dev && slices.Contains(all, ""):
+	case !o.dev && len(missing) == len(flags):
 		return errors.New("say who may call, with --tls-cert, --tls-key, --tls-client-ca and --policy; or --dev, for development")
+	case !o.dev && len(missing) > 0:
+		return fmt.Errorf("say who may call: %s is not given", strings.Join(missing, ", "))
 	}
 	return nil
 }
@@ -193,6 +201,9 @@ func run(ctx context.Context, o options) error {
 	}
 
 	o.setDefaults()
+	if err := o.mayListen(); err != nil { // before anything is made
+		return err
+	}
 	p, err := parts.Open(ctx, o.Options, true, log)
 	if err != nil {
 		return err
@@ -268,25 +279,36 @@ func run(ctx context.Context, o options) error {
 	}
 	log.Info("serving", "listen", lis.Addr().String(), "store", o.Store, "kms", o.KMS, "anchor", o.Anchor, "version", version)
 
-	for stopping := false; !stopping; {
-		select {
-		case <-ctx.Done():
-			log.Info("stopping")
-			stopping = true
-		case err = <-failed:
-			stopping = true
-		case <-reload:
+	go func() { // apart: the files' disk may hang, and keyd can be stopped all the same
+		for range reload {
 			if err := server.Reload(); err != nil {
 				log.Error("the policy and certificates were not read again; those before hold", "error", err)
 				continue
 			}
 			log.Info("the policy and certificates were read again")
 		}
+	}()
+	select {
+	case <-ctx.Done():
+		log.Info("stopping")
+	case err = <-failed:
 	}
 	grace, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	server.Stop(grace)
 	return err
+}
+
+// mayListen refuses an address that other machines reach, for development.
+func (o *options) mayListen() error {
+	if !o.dev || strings.HasPrefix(o.listen, "unix:") {
+		return nil
+	}
+	addr, err := net.ResolveTCPAddr("tcp", o.listen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	return keyd.MayListen(addr)
 }
 
 // listen makes a listener. A socket that a killed keyd left behind is

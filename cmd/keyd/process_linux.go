@@ -13,7 +13,7 @@ func connections() int {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
 		return 256
 	}
-	return int(min(l.Cur/2, 10_000))
+	return int(min(l.Cur/4, 10_000))
 }
 
 // hideMemory keeps keys out of core dumps and away from debuggers of the same

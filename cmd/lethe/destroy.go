@@ -39,7 +39,8 @@ With --not-before it is only scheduled: what was sealed is refused from now on,
 and destroyed then, unless 'lethe cancel' comes before. With --wait-for-holds a
 legal hold does not make it fail (exit code 13): it waits in the same way, and
 goes on by itself as soon as no hold binds. The same command again, with the same
-request id, tells what has become of it.
+request id, tells what has become of it. That it is scheduled or waits ends with 0
+as well: 'lethe receipt verify --stage destroyed' says whether anybody is destroyed.
 ` + subjectHelp,
 		Example: `  lethe destroy --tenant acme --subject-file id.txt --reason gdpr-art17 --receipt receipt.json
   lethe destroy --tenant acme --subject 4711 --class memory --reason user-request --yes --json`,

@@ -151,10 +151,25 @@ func (a *app) word(err error, e exit) string {
 	// gRPC's words for a connection that was not made.
 	_, why, noAnswer := strings.Cut(message, "Error while dialing: ")
 	if !noAnswer {
-		return message
+		return message + a.brokenHint(message)
 	}
 	why = strings.TrimRight(why[strings.LastIndex(why, ": ")+1:], `"`)
 	return fmt.Sprintf("unavailable: no keyd answers at %s (%s); is it running? --keyd or LETHE_KEYD names another", a.keyd, strings.TrimSpace(why))
+}
+
+// brokenHint says what may be behind a connection that keyd ended before it
+// answered: a refused certificate shows as that as often as by its own alert.
+func (a *app) brokenHint(message string) string {
+	for _, broken := range []string{"error reading server preface", "broken pipe", "connection reset", "tls: "} {
+		switch {
+		case !strings.Contains(message, broken):
+		case a.tls.Given():
+			return "; does keyd accept the certificate? Its log says why not"
+		default:
+			return "; does keyd want a certificate? --tls-ca, --tls-cert, --tls-key"
+		}
+	}
+	return ""
 }
 
 // note tells a person something beside the result.

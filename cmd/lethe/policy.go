@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
-	"os"
+	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -26,22 +28,25 @@ func (a *app) policyCheckCommand() *cobra.Command {
 		Use:   "check FILE",
 		Short: "Read a policy file as keyd does, and show what it grants",
 		Long: `Check reads the policy in FILE as keyd does, and shows which principal has which
-roles for which tenants; * stands for all, those to come too. What keyd would
-refuse, it refuses. It needs no keyd.`,
+roles for which tenants; * stands for all, those to come too. It notes who can
+both place and release legal holds. What keyd would refuse, it refuses. It needs
+no keyd.`,
 		Example: "  lethe policy check policy.toml\n  lethe policy check policy.toml --json",
 		Args:    exactly("FILE"),
 	}, func(_ context.Context, args []string) error {
-		b, err := os.ReadFile(args[0])
-		if err != nil {
+		policy, err := keyd.ReadPolicy(args[0])
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 			return err
 		}
-		policy, err := keyd.ParsePolicy(b)
 		if err != nil {
-			return &sdk.Error{Outcome: keydv1.Outcome_OUTCOME_INVALID_ARGUMENT, Message: args[0] + ": " + err.Error()}
+			return &sdk.Error{Outcome: keydv1.Outcome_OUTCOME_INVALID_ARGUMENT, Message: err.Error()}
 		}
 		v := struct {
 			Grants []keyd.Grant `json:"grants"`
 		}{policy.Grants()}
+		for _, who := range holdsAlone(v.Grants) {
+			a.note("%s can both place and release legal holds", who)
+		}
 		return a.print(v, func(w io.Writer) {
 			rows := [][]string{{"PRINCIPAL", "TENANT", "ROLES"}}
 			for _, g := range v.Grants {
@@ -50,4 +55,21 @@ refuse, it refuses. It needs no keyd.`,
 			table(w, rows)
 		})
 	})
+}
+
+// holdsAlone are the principals who have, for one tenant, both roles that are
+// apart so that nobody ends a hold unseen.
+func holdsAlone(grants []keyd.Grant) (who []string) {
+	roles := make(map[string][]string) // of a principal, for a tenant
+	of := func(principal, tenant string) string { return principal + " " + tenant }
+	for _, g := range grants {
+		roles[of(g.Principal, g.Tenant)] = g.Roles
+	}
+	for _, g := range grants {
+		all := slices.Concat(g.Roles, roles[of(g.Principal, "*")])
+		if slices.Contains(all, "holder") && slices.Contains(all, "releaser") && !slices.Contains(who, g.Principal) {
+			who = append(who, g.Principal)
+		}
+	}
+	return who
 }

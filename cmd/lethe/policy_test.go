@@ -17,11 +17,24 @@ func TestPolicyCheck(t *testing.T) {
 			t.Errorf("line %d is %q", i+1, got)
 		}
 	}
+	both := c.write("both", "[principals.\"a.example.org\"]\n\"*\" = [\"releaser\"]\nacme = [\"holder\"]\n")
+	if r := c.run("", "policy", "check", both); r.code != 0 || !strings.Contains(r.err, "a.example.org can both place and release") {
+		t.Errorf("a principal with both of a pair that is apart: %d, %q", r.code, r.err)
+	}
+	if r := c.run("", "policy", "check", name); r.err != "" {
+		t.Errorf("it notes %q", r.err)
+	}
 	bad := c.write("bad", "[principals.\"a.example.org\"]\nacme = [\"owner\"]\n")
 	if text := c.fails(2, "", "policy", "check", bad); !strings.Contains(text, `"owner" is no role`) || !strings.Contains(text, "a.example.org") {
 		t.Errorf("a bad policy: %q", text)
 	}
 	c.fails(1, "", "policy", "check", name+".gone")
+	if err := os.Chmod(name, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if text := c.fails(2, "", "policy", "check", name); !strings.Contains(text, "its mode") {
+		t.Errorf("a policy that every user may write: %q", text)
+	}
 }
 
 // The three files come together, and are looked at before keyd is called.

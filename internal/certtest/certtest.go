@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/pem"
 	"math/big"
 	"net"
@@ -59,6 +60,17 @@ func Until(end time.Time) Option {
 // else.
 func Usage(use ...x509.ExtKeyUsage) Option {
 	return func(_ testing.TB, c *x509.Certificate) { c.ExtKeyUsage = use }
+}
+
+// RawURI is a URI in a spelling that url.URL does not keep. It is the only name.
+func RawURI(uri string) Option {
+	return func(t testing.TB, c *x509.Certificate) {
+		value, err := asn1.Marshal([]asn1.RawValue{{Class: asn1.ClassContextSpecific, Tag: 6, Bytes: []byte(uri)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.ExtraExtensions = append(c.ExtraExtensions, pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: value})
+	}
 }
 
 // New makes a CA whose certificate is good from two days ago to in two days.

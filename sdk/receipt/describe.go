@@ -103,7 +103,9 @@ func (p *printer) entry(e VerifiedEntry) {
 	}
 	p.given("reason", s.Reason)
 	p.given("principal", s.Principal)
-	p.given("request", hex.EncodeToString(s.Request))
+	if len(s.Request) > 0 {
+		p.line("request", "%x, a keyed hash of its id", s.Request)
+	}
 	p.given("hold", s.Hold)
 	switch {
 	case s.Kind == HoldPlaced && s.HoldEnd.IsZero():

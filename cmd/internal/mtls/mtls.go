@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 )
 
 // Files are PEM files: CA verifies keyd, and Certificate and Key are the
@@ -54,6 +55,11 @@ func (f Files) load() (*tls.Certificate, error) {
 	pair, err := tls.LoadX509KeyPair(f.Certificate, f.Key)
 	if err != nil {
 		return nil, fmt.Errorf("the certificate and its key: %w", err)
+	}
+	// keyd would refuse it, and a client may learn no more than that the
+	// connection broke.
+	if end := pair.Leaf.NotAfter; time.Now().After(end) {
+		return nil, fmt.Errorf("the certificate %s is over since %s", f.Certificate, end.UTC().Format(time.RFC3339))
 	}
 	return &pair, nil
 }

@@ -3,7 +3,9 @@ package mtls_test
 import (
 	"bytes"
 	"encoding/pem"
+	"strings"
 	"testing"
+	"time"
 
 	"lethe/cmd/internal/mtls"
 	"lethe/internal/certtest"
@@ -40,5 +42,11 @@ func TestReplacedCertificate(t *testing.T) {
 	certtest.Write(t, dir, "cert", other)
 	if _, err := config.GetClientCertificate(nil); err == nil {
 		t.Error("a certificate with another's key is shown")
+	}
+	over, key := ca.Issue(t, certtest.DNS("a.test"), certtest.Until(time.Now().Add(-time.Hour)))
+	certtest.Write(t, dir, "cert", over)
+	certtest.Write(t, dir, "key", key)
+	if _, err := config.GetClientCertificate(nil); err == nil || !strings.Contains(err.Error(), "is over since") {
+		t.Errorf("a certificate that is over: %v", err)
 	}
 }

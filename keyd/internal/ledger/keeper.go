@@ -26,7 +26,7 @@ type BehindError struct {
 }
 
 func (e *BehindError) Error() string {
-	return fmt.Sprintf("%v: it has %d of %d entries, %d are missing", ErrBehind, e.Store, e.Anchor, e.Missing())
+	return fmt.Sprintf("%v: it has %d of %d entries, %d missing", ErrBehind, e.Store, e.Anchor, e.Missing())
 }
 
 // Missing is the number of entries that the store lacks.

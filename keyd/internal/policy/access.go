@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -34,11 +37,13 @@ type Access struct {
 	credentials.TransportCredentials
 	files   Files
 	now     func() time.Time
+	log     *slog.Logger
 	refused atomic.Uint64 // handshakes that failed
+	told    atomic.Int64  // when the log last had one, in Unix seconds
 
 	reload  sync.Mutex
 	current atomic.Pointer[admission]
-	stale   atomic.Bool // the files could not be read again
+	stale   atomic.Pointer[error] // why the files could not be read again; nil: they could
 }
 
 // admission is what all files said at one time.
@@ -48,12 +53,13 @@ type admission struct {
 	file        *File
 }
 
-// Load reads the files. now is the wall clock; nil: time.Now.
-func Load(files Files, now func() time.Time) (*Access, error) {
+// Load reads the files. now is the wall clock; nil: time.Now. What is refused
+// before there is a call to audit goes to log.
+func Load(files Files, now func() time.Time, log *slog.Logger) (*Access, error) {
 	if now == nil {
 		now = time.Now
 	}
-	a := &Access{files: files, now: now}
+	a := &Access{files: files, now: now, log: log}
 	if err := a.Reload(); err != nil {
 		return nil, err
 	}
@@ -65,6 +71,12 @@ func Load(files Files, now func() time.Time) (*Access, error) {
 	})
 	return a, nil
 }
+
+// slowReload is after what time files that are still being read make admission
+// ill: their file system may hang.
+const slowReload = 10 * time.Second
+
+var errSlow = errors.New("they are still being read")
 
 func (m *admission) config(now func() time.Time) *tls.Config {
 	return &tls.Config{
@@ -84,13 +96,15 @@ func (m *admission) config(now func() time.Time) *tls.Config {
 func (a *Access) Reload() error {
 	a.reload.Lock()
 	defer a.reload.Unlock()
+	slow := time.AfterFunc(slowReload, func() { a.stale.Store(&errSlow) })
+	defer slow.Stop()
 	next, err := a.files.load(a.now())
 	if err != nil {
-		a.stale.Store(true)
+		a.stale.Store(&err)
 		return err
 	}
 	a.current.Store(next)
-	a.stale.Store(false)
+	a.stale.Store(nil)
 	return nil
 }
 
@@ -108,8 +122,12 @@ func (f *Files) load(now time.Time) (*admission, error) {
 	if m.certificate, err = tls.X509KeyPair(cert, key); err != nil {
 		return nil, fmt.Errorf("the certificate %s, with the key %s: %w", f.Certificate, f.Key, err)
 	}
-	if leaf := m.certificate.Leaf; now.Before(leaf.NotBefore) || now.After(leaf.NotAfter) {
+	leaf := m.certificate.Leaf
+	if now.Before(leaf.NotBefore) || now.After(leaf.NotAfter) {
 		return nil, fmt.Errorf("the certificate %s is good from %s to %s only", f.Certificate, stamp(leaf.NotBefore), stamp(leaf.NotAfter))
+	}
+	if len(leaf.ExtKeyUsage) > 0 && !slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageServerAuth) && !slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageAny) {
+		return nil, fmt.Errorf("the certificate %s is not for server authentication", f.Certificate)
 	}
 	ca, err := readFile(f.ClientCA, 0o002)
 	if err == nil {
@@ -118,19 +136,29 @@ func (f *Files) load(now time.Time) (*admission, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the clients' CA %s: %w", f.ClientCA, err)
 	}
-	b, err := readFile(f.Policy, 0o002)
-	if err == nil {
-		m.file, err = Parse(b)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("the policy %s: %w", f.Policy, err)
+	if m.file, err = Read(f.Policy); err != nil {
+		return nil, err
 	}
 	return &m, nil
 }
 
+// Read reads a policy file as keyd does: it refuses one that every user may
+// write, and what Parse refuses.
+func Read(name string) (*File, error) {
+	b, err := readFile(name, 0o002)
+	if err != nil {
+		return nil, fmt.Errorf("the policy %s: %w", name, err)
+	}
+	f, err := Parse(b)
+	if err != nil {
+		return nil, fmt.Errorf("the policy %s: %w", name, err)
+	}
+	return f, nil
+}
+
 // readFile reads a file on which no other user has any of the forbidden rights.
 func readFile(name string, forbidden fs.FileMode) ([]byte, error) {
-	f, err := os.Open(name)
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would wait for who writes
 	if err != nil {
 		return nil, errors.Unwrap(err) // the caller tells the name
 	}
@@ -138,6 +166,9 @@ func readFile(name string, forbidden fs.FileMode) ([]byte, error) {
 	fi, err := f.Stat()
 	if err != nil {
 		return nil, errors.Unwrap(err)
+	}
+	if !fi.Mode().IsRegular() {
+		return nil, errors.New("it is no regular file")
 	}
 	if bad := fi.Mode().Perm() & forbidden; bad != 0 {
 		return nil, fmt.Errorf("its mode is %04o: every user may read or write it", fi.Mode().Perm())
@@ -179,9 +210,10 @@ func (a *Access) Status() *keydv1.ComponentStatus {
 	m := a.current.Load()
 	end := m.certificate.Leaf.NotAfter
 	s := &keydv1.ComponentStatus{Name: "access"}
+	stale := a.stale.Load()
 	switch {
-	case a.stale.Load():
-		s.Detail = "the policy or certificates could not be read again; those before hold"
+	case stale != nil:
+		s.Detail = "the policy and certificates were not read again, those before hold: " + (*stale).Error()
 	case a.now().After(end):
 		s.Detail = "keyd's certificate is over since " + stamp(end)
 	default:
@@ -204,12 +236,22 @@ func (a *Access) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 	conn, info, err := a.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
 		a.refused.Add(1)
+		a.tell(raw, err)
 		return nil, nil, err
 	}
 	t := info.(credentials.TLSInfo)
 	c := &caller{TLSInfo: t, chain: t.State.PeerCertificates}
 	c.principal, c.nameless = principalOf(c.chain[0])
 	return conn, c, nil
+}
+
+// tell logs why a handshake failed, once a second at most: a caller often sees a
+// broken connection, and no reason.
+func (a *Access) tell(raw net.Conn, err error) {
+	now := time.Now().Unix()
+	if last := a.told.Load(); now != last && a.told.CompareAndSwap(last, now) {
+		a.log.Warn("a connection was refused", "from", raw.RemoteAddr().String(), "error", err)
+	}
 }
 
 // Clone implements credentials.TransportCredentials: there is one Access.

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -60,6 +61,7 @@ type DeniedError struct {
 	Method, Principal string
 	// Tenant is the one for which it is not allowed, where it depends on that.
 	Tenant string
+	rule   *rule
 	cause  error
 }
 
@@ -67,7 +69,17 @@ func (e *DeniedError) Error() string {
 	if e.cause != nil {
 		return e.Method + " is denied: " + e.cause.Error()
 	}
-	return e.Method + " is not allowed to " + e.Principal
+	text := e.Method + " is not allowed to " + e.Principal
+	if roles := e.rule.roles.list(); len(roles) > 0 {
+		text += ": it takes the role " + strings.Join(roles, " or ")
+		switch e.rule.scope {
+		case ofDeployment:
+			text += " for all tenants"
+		case ofTenants:
+			text += " for the tenant"
+		}
+	}
+	return text
 }
 
 // nobody is the principal, in audit lines, of a caller that has no name.
@@ -97,6 +109,17 @@ func (p *Policy) Begin(ctx context.Context, method string, tenants []string) (*C
 		c.principal = c.caller.principal
 	}
 	return c, c.Check()
+}
+
+// Screen decides before a call's message is read: it refuses, and audits, one
+// that no message could make allowed.
+func (p *Policy) Screen(ctx context.Context, method string) error {
+	c, err := p.Begin(ctx, method, nil)
+	if err == nil || c.rule.scope == ofTenants && c.grants != nil && c.grants.any&c.rule.roles != 0 {
+		return nil
+	}
+	c.End(keydv1.Outcome_OUTCOME_DENIED, nil)
+	return err
 }
 
 // Principal is the caller's name, empty for development.
@@ -165,7 +188,7 @@ func (c *Call) Query(tenant string, purpose keydv1.Purpose) error {
 }
 
 func (c *Call) denied(cause error) *DeniedError {
-	return &DeniedError{Method: c.rule.method, Principal: c.principal, cause: cause}
+	return &DeniedError{Method: c.rule.method, Principal: c.principal, rule: c.rule, cause: cause}
 }
 
 // mixed is the outcome, in audit lines and metrics, of an answered batch whose

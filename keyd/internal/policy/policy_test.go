@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"io"
+	"log/slog"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,7 +26,7 @@ func guarded(t testing.TB) (*Policy, context.Context) {
 	access, err := Load(Files{
 		Certificate: certtest.Write(t, dir, "cert", cert), Key: certtest.Write(t, dir, "key", key), ClientCA: certtest.Write(t, dir, "ca", ca.PEM),
 		Policy: certtest.Write(t, dir, "policy", []byte("[principals.\"agent.test\"]\nacme = [\"sealer\"]\n")),
-	}, nil)
+	}, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"crypto/x509"
+	"encoding/asn1"
 	"errors"
 	"strings"
 )
@@ -15,14 +16,17 @@ const (
 // principalOf returns the one name of the holder of a certificate: its SPIFFE
 // id or, where it has none, its one DNS name. Its common name is nobody's.
 func principalOf(cert *x509.Certificate) (string, error) {
-	for _, uri := range cert.URIs {
-		if uri.Scheme != "spiffe" {
+	uris, err := urisOf(cert)
+	if err != nil {
+		return "", err
+	}
+	for _, id := range uris {
+		if scheme, _, _ := strings.Cut(id, ":"); !strings.EqualFold(scheme, "spiffe") {
 			continue
 		}
-		if len(cert.URIs) != 1 {
+		if len(uris) != 1 {
 			return "", errors.New("the certificate names nobody: beside a SPIFFE id it has other URIs")
 		}
-		id := uri.String()
 		if !isSPIFFE(id) {
 			return "", errors.New("the certificate names nobody: its SPIFFE id is malformed")
 		}
@@ -40,6 +44,29 @@ func principalOf(cert *x509.Certificate) (string, error) {
 		return "", errors.New("the certificate names nobody: its DNS name is a pattern, or malformed")
 	}
 	return name, nil
+}
+
+var subjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
+
+// urisOf returns the URIs of a certificate as they stand there. Its URIs field
+// has them parsed, and some spellings lost.
+func urisOf(cert *x509.Certificate) (uris []string, err error) {
+	const uri = 6 // of a GeneralName, RFC 5280 section 4.2.1.6
+	for _, ext := range cert.Extensions {
+		if !ext.Id.Equal(subjectAltName) {
+			continue
+		}
+		var names []asn1.RawValue
+		if rest, err := asn1.Unmarshal(ext.Value, &names); err != nil || len(rest) > 0 {
+			return nil, errors.New("the certificate names nobody: its names are malformed")
+		}
+		for _, n := range names {
+			if n.Class == asn1.ClassContextSpecific && n.Tag == uri {
+				uris = append(uris, string(n.Bytes))
+			}
+		}
+	}
+	return uris, nil
 }
 
 // checkPrincipal refuses a name that principalOf never returns.

@@ -35,6 +35,10 @@ func TestPrincipalOf(t *testing.T) {
 		{"a SPIFFE id that climbs", []certtest.Option{uri("spiffe://example.org/a/../b")}, "!malformed"},
 		{"a SPIFFE id that ends with a slash", []certtest.Option{uri("spiffe://example.org/a/")}, "!malformed"},
 		{"a SPIFFE id in capitals", []certtest.Option{uri("spiffe://Example.org/a")}, "!malformed"},
+		{"a SPIFFE id with an empty fragment", []certtest.Option{certtest.RawURI("spiffe://example.org/a#")}, "!malformed"},
+		{"a SPIFFE id with an empty query", []certtest.Option{certtest.RawURI("spiffe://example.org/a?")}, "!malformed"},
+		{"a SPIFFE id with its scheme in capitals", []certtest.Option{certtest.RawURI("SPIFFE://example.org/a")}, "!malformed"},
+		{"a SPIFFE id, spelled as is", []certtest.Option{certtest.RawURI("spiffe://example.org/a")}, "spiffe://example.org/a"},
 		{"a malformed SPIFFE id is not passed over", []certtest.Option{uri("spiffe:a"), dns("a.example.org")}, "!malformed"},
 		{"one that is too long", []certtest.Option{uri("spiffe://example.org/" + strings.Repeat("a", 2048))}, "!malformed"},
 	} {

@@ -5,9 +5,11 @@ import (
 	"errors"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/tap"
 
 	"lethe/keyd/internal/keys"
 	"lethe/keyd/internal/ledger"
+	"lethe/keyd/internal/policy"
 	keydv1 "lethe/proto/keyd/v1"
 )
 
@@ -21,12 +23,22 @@ type Anchors interface {
 	Check(name string) error
 }
 
-// MaxObjectMessage is the size in bytes of the largest request that is read
-// where anchors are kept for others.
-const MaxObjectMessage = ledger.MaxObject + 1<<10
-
 // anchorMethods begins the names of AnchorService's methods.
 const anchorMethods = "/keyd.v1.AnchorService/"
+
+// AnchorOptions let requests be as large as an anchor's objects. A caller whom
+// the policy allows nothing of what he asks for is refused before his is read.
+func AnchorOptions(p *policy.Policy) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(ledger.MaxObject + 1<<10),
+		grpc.InTapHandle(func(ctx context.Context, call *tap.Info) (context.Context, error) {
+			if err := p.Screen(ctx, call.FullMethodName); err != nil {
+				return ctx, toStatus(err)
+			}
+			return ctx, nil
+		}),
+	}
+}
 
 // RegisterAnchors registers AnchorService.
 func RegisterAnchors(s grpc.ServiceRegistrar, a Anchors) {

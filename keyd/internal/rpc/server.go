@@ -78,7 +78,7 @@ func (s *keyService) GetBlobKeys(ctx context.Context, req *keydv1.GetBlobKeysReq
 	named := 0
 	for i, r := range results {
 		res.Results[i] = &keydv1.BlobKeyResult{KeyId: r.Recipient}
-		if r.Recipient != nil || len(req.Queries[i].KeyId) != 0 {
+		if r.Recipient != nil || len(req.Queries[i].KeyId) != 0 && knows(r.Err) {
 			named++
 		}
 		if r.Err != nil {
@@ -93,6 +93,19 @@ func (s *keyService) GetBlobKeys(ctx context.Context, req *keydv1.GetBlobKeysReq
 		}
 	}
 	return res, nil
+}
+
+// knows says whether the answer to a query with a key id shows that the caller
+// named its subject.
+func knows(err error) bool {
+	if err == nil {
+		return true
+	}
+	switch failure(err).Outcome {
+	case keydv1.Outcome_OUTCOME_ERASED, keydv1.Outcome_OUTCOME_PENDING_ERASURE, keydv1.Outcome_OUTCOME_EXPIRED:
+		return true
+	}
+	return false
 }
 
 func (s *keyService) WatchRevocations(req *keydv1.WatchRevocationsRequest, stream grpc.ServerStreamingServer[keydv1.WatchRevocationsResponse]) error {

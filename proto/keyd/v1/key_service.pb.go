@@ -245,7 +245,7 @@ type GetBlobKeysResponse struct {
 	// One result a query, in the order of the queries.
 	Results []*BlobKeyResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
 	// One a recipient of the request, in its order; none unless every query
-	// without a key_id named a subject who is one of them.
+	// named the subject of its key_id or, without one, a subject who is one of them.
 	Recipients    []*Recipient `protobuf:"bytes,2,rep,name=recipients,proto3" json:"recipients,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
