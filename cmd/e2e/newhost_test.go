@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net/http/httptest"
@@ -39,7 +40,7 @@ func TestRestoreOntoANewHost(t *testing.T) {
 			t.Setenv(name, value)
 		}
 		anchor := "s3://anchors/lethe?path-style=true&region=eu-central-1&endpoint=" + url.QueryEscape(srv.URL)
-		newHost(t, anchor, "behind the anchor", func(old *deployment) func() {
+		newHost(t, anchor, "behind the anchor", func(old *deployment, _ []*life) func() {
 			// A machine that was suspended, or cut off: its keyd knows of nothing.
 			if err := old.keyd.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
@@ -52,7 +53,7 @@ func TestRestoreOntoANewHost(t *testing.T) {
 		})
 	})
 	t.Run("the anchor in a directory, the old keyd comes back", func(t *testing.T) {
-		newHost(t, filepath.Join(tempDir(t), "anchor"), "locked by another keyd", func(old *deployment) func() {
+		newHost(t, filepath.Join(tempDir(t), "anchor"), "locked by another keyd", func(old *deployment, _ []*life) func() {
 			old.keyd.kill() // the directory is for one keyd at a time
 			return func() {
 				k, err := launchKeyd(filepath.Join(bin, "keyd"), old.data, old.flags...)
@@ -63,12 +64,46 @@ func TestRestoreOntoANewHost(t *testing.T) {
 			}
 		})
 	})
+	t.Run("the anchor at another keyd, the old keyd serves on", func(t *testing.T) {
+		shelf := filepath.Join(tempDir(t), "anchors")
+		if err := os.Mkdir(shelf, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		keeper := deploy(t, "--serve-anchors", shelf)
+		newHost(t, "keyd:"+keeper.keyd.target()+"/n1", "anchor", func(old *deployment, own []*life) func() {
+			// It destroys one after the other, until nobody answers for it any more.
+			ctx, cancel := context.WithCancel(t.Context())
+			c := old.client()
+			over := make(chan int)
+			go func() {
+				acknowledged := 0
+				for _, l := range own {
+					if ctx.Err() != nil {
+						break
+					}
+					l.asked = true
+					if done, err := c.DestroyKey(ctx, l.request()); err == nil {
+						l.receipt = done.Receipt
+						acknowledged++
+					}
+					time.Sleep(20 * time.Millisecond)
+				}
+				over <- acknowledged
+			}()
+			return func() {
+				cancel()
+				if n := <-over; n == 0 || n == len(own) {
+					t.Errorf("%d of %d destructions were acknowledged: it was to be taken over from meanwhile", n, len(own))
+				}
+			}
+		})
+	})
 }
 
 // newHost is TestRestoreOntoANewHost with an anchor. leave takes the old keyd
-// away, and returns how it comes back; beside is what it says when it is started
-// beside the new one.
-func newHost(t *testing.T, anchor, beside string, leave func(old *deployment) (back func())) {
+// away, or has it destroy what is its own, and returns how it comes back; beside
+// is what it says when it is started beside the new one.
+func newHost(t *testing.T, anchor, beside string, leave func(old *deployment, own []*life) (back func())) {
 	old := deploy(t, "--anchor", anchor)
 	old.tenant("acme", time.Minute)
 	pinned := old.pinned()
@@ -96,6 +131,10 @@ func newHost(t *testing.T, anchor, beside string, leave func(old *deployment) (b
 		lives = append(lives, seal(fmt.Sprint("person ", i)))
 	}
 	destroy(c, lives[0])
+	var own []*life
+	for i := range 200 {
+		own = append(own, seal(fmt.Sprint("of the old one ", i)))
+	}
 	backup := filepath.Join(tempDir(t), "keys.backup")
 	if _, said, code := old.lethe("", "backup", "-o", backup); code != 0 {
 		t.Fatalf("backup: %s", said)
@@ -104,7 +143,7 @@ func newHost(t *testing.T, anchor, beside string, leave func(old *deployment) (b
 		destroy(c, l)
 	}
 	lost := seal("lost with the host")
-	back := leave(old)
+	back := leave(old, own)
 
 	// The new host: another tree, with what the roots' and the backup's keepers have.
 	host := tempDir(t)
@@ -155,6 +194,7 @@ func newHost(t *testing.T, anchor, beside string, leave func(old *deployment) (b
 	// The old one: what it would say is not the last word, so it says nothing.
 	stale := keydv1.NewKeyServiceClient(old.conn())
 	back()
+	lives = append(lives, own...)
 	for begun := time.Now(); time.Since(begun) < 2*time.Second && old.keyd.alive(); time.Sleep(5 * time.Millisecond) {
 		for _, l := range lives[5:7] {
 			_, err := stale.GetBlobKeys(t.Context(), &keydv1.GetBlobKeysRequest{Queries: []*keydv1.BlobKeyQuery{{
@@ -172,7 +212,7 @@ func newHost(t *testing.T, anchor, beside string, leave func(old *deployment) (b
 	}
 	d.verify(lives, pinned)
 	d.stop()
-	refuses(old, "behind the anchor")
+	refuses(old, "anchor") // it is behind, or has another history by what it did not acknowledge
 	d.start()
 	d.verify(lives, pinned)
 }

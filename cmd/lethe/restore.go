@@ -42,7 +42,9 @@ With --replay it does again what the store lacks and the anchor's mirror has:
 destructions, holds placed and released, reinstatements, class settings, tenants,
 epochs. The ledger comes out as it was, so every receipt verifies and every
 repeated request gets the answer that it had. It can be stopped at any point,
-and run again.
+and run again. It takes over the anchor first, as a start of keyd does: a keyd
+that still runs on the lost store stops serving, and is waited for 15 seconds
+where the anchor is not a directory and that keyd did not say that it ended.
 
 Keys are in no ledger. What was first used after the backup is lost: its blobs
 answer UNKNOWN, unless they were destroyed; those answer ERASED. A new seal for
@@ -208,6 +210,9 @@ func (a *app) replay(ctx context.Context, f *restoreFlags, v *restoreResult, log
 				last = now
 				a.note("replayed %d of %d entries", done, total)
 			}
+		},
+		Waits: func(d time.Duration) {
+			a.note("The keyd that served last did not say that it ended: waiting %v until it has seen that it was taken over from.", d)
 		},
 	})
 	if errors.Is(err, keyd.ErrRootRetiring) && !f.callOff {

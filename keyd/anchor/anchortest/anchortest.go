@@ -36,6 +36,7 @@ func Run(t *testing.T, newPlace func(t *testing.T) Place) {
 		{"WriteOnce", testWriteOnce},
 		{"OverlappingCuts", testOverlappingCuts},
 		{"Forked", testForked},
+		{"ForkedBySize", testForkedBySize},
 		{"OtherOrigin", testOtherOrigin},
 		{"Gap", testGap},
 		{"Malformed", testMalformed},
@@ -205,6 +206,29 @@ func testForked(t *testing.T, p Place) {
 	wantErr(t, "Put of a fork", a.Put(t.Context(), fork.Object(0, 5)), ledger.ErrForked)
 	wantErr(t, "Put of a fork by another instance", open(t, p).Put(t.Context(), fork.Object(0, 5)), ledger.ErrForked)
 	wantNewest(t, a, h.Object(0, 5))
+}
+
+// testForkedBySize: an object that contradicts a greater one, or smaller ones, is
+// not written, though nothing is there under its own size.
+func testForkedBySize(t *testing.T, p Place) {
+	a, h := open(t, p), NewHistory(t, 1)
+	h.Grow(4)
+	fork := h.Fork(t)
+	h.Grow(6)
+	fork.Grow(6)
+	put(t, a, h.Object(0, 4))
+	put(t, a, h.Object(4, 8))
+	for _, b := range []ledger.Anchor{a, open(t, p)} {
+		for _, size := range []uint64{5, 7, 9, 10} {
+			wantErr(t, "Put of a fork", b.Put(t.Context(), fork.Object(4, size)), ledger.ErrForked)
+		}
+		wantErr(t, "Put of a fork from the start", b.Put(t.Context(), fork.Object(0, 10)), ledger.ErrForked)
+		wantErr(t, "Put of a fork, cut early", b.Put(t.Context(), fork.Object(0, 6)), ledger.ErrForked)
+	}
+	wantNewest(t, a, h.Object(4, 8))
+	put(t, a, h.Object(4, 6)) // a late one of the same history
+	put(t, a, h.Object(4, 10))
+	walk(t, a, h, 10)
 }
 
 func testOtherOrigin(t *testing.T, p Place) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"testing"
 	"time"
 
@@ -48,6 +49,11 @@ func NewHistory(t testing.TB, incarnation byte) *History {
 		t.Fatal(err)
 	}
 	return h
+}
+
+// Fork returns another History, of the same ledger and with the same entries.
+func (h *History) Fork(t testing.TB) *History {
+	return &History{t: t, signer: h.signer, rows: maps.Clone(h.rows)}
 }
 
 // Grow appends n entries as one group and returns the size then.

@@ -141,6 +141,14 @@ func (m *Memory) Put(ctx context.Context, o ledger.Object) error {
 		if o.From > 0 && m.objects[o.From] == nil {
 			return fmt.Errorf("%w: no object of size %d", ledger.ErrAnchorDamaged, o.From)
 		}
+		for size := range m.objects {
+			if size <= o.From {
+				continue
+			}
+			if there, err := m.read(size); err == nil && ledger.Contradicts(there, o) {
+				return ledger.ErrForked
+			}
+		}
 		m.objects[o.Size] = b
 		return nil
 	})

@@ -74,6 +74,8 @@ type Anchor struct {
 	dir  string
 	lock *os.File // of Exclusive
 
+	putting sync.Mutex // nothing is put between a look and what it was for
+
 	mu     sync.Mutex
 	closed bool
 	origin string // of the directory, once it is known
@@ -222,6 +224,8 @@ func (a *Anchor) Put(ctx context.Context, o ledger.Object) error {
 	if err := a.claim(c.Origin); err != nil {
 		return err
 	}
+	a.putting.Lock()
+	defer a.putting.Unlock()
 	name := a.name(o.Size)
 	switch _, err := os.Lstat(name); {
 	case err == nil:
@@ -240,6 +244,9 @@ func (a *Anchor) Put(ctx context.Context, o ledger.Object) error {
 			return unavailable(err)
 		}
 	}
+	if err := a.follows(o); err != nil {
+		return err
+	}
 	if err := a.makeDirs(filepath.Dir(name)); err != nil {
 		return unavailable(err)
 	}
@@ -250,6 +257,25 @@ func (a *Anchor) Put(ctx context.Context, o ledger.Object) error {
 		return unavailable(err)
 	}
 	return a.syncDirs(filepath.Dir(name))
+}
+
+// follows verifies that no object that is there contradicts o.
+func (a *Anchor) follows(o ledger.Object) error {
+	for at := o.From; at < o.Size; {
+		next, ok, err := a.after(at)
+		if err != nil || !ok {
+			return err
+		}
+		there, err := a.read(next)
+		if err != nil {
+			return err
+		}
+		if ledger.Contradicts(there, o) {
+			return fmt.Errorf("%w: object of size %d", ledger.ErrForked, next)
+		}
+		at = next
+	}
+	return nil
 }
 
 // Enter implements ledger.Anchor.

@@ -306,18 +306,35 @@ func (a *Anchor) Put(ctx context.Context, o ledger.Object) error {
 	if err := a.claim(ctx, c.Origin); err != nil {
 		return err
 	}
+	// What o builds on, and what is there beyond it.
+	there, err := a.two(ctx, max(o.From, 1)-1)
+	if err != nil {
+		return err
+	}
 	if o.From > 0 {
-		next, ok, err := a.after(ctx, o.From-1)
-		if err != nil {
-			return err
-		}
-		if !ok || next != o.From {
+		if len(there) == 0 || there[0] != o.From {
 			if _, ok, err := a.get(ctx, a.name(o.Size)); err != nil {
 				return err
 			} else if ok {
 				return a.compare(ctx, o)
 			}
 			return fmt.Errorf("%w: there is no object of size %d", ledger.ErrAnchorDamaged, o.From)
+		}
+		there = there[1:]
+	}
+	for len(there) != 0 && there[0] != o.Size {
+		next, err := a.read(ctx, there[0])
+		if err != nil {
+			return err
+		}
+		if ledger.Contradicts(next, o) {
+			return fmt.Errorf("%w: object of size %d", ledger.ErrForked, next.Size)
+		}
+		if next.Size > o.Size {
+			break
+		}
+		if there, err = a.two(ctx, next.Size); err != nil {
+			return err
 		}
 	}
 	switch created, err := a.create(ctx, a.name(o.Size), b); {
@@ -456,25 +473,42 @@ func (a *Anchor) size(key string) (uint64, bool) {
 
 // after returns the least size beyond size that has an object.
 func (a *Anchor) after(ctx context.Context, size uint64) (uint64, bool, error) {
+	sizes, err := a.sizes(ctx, size, 1)
+	if err != nil || len(sizes) == 0 {
+		return 0, false, err
+	}
+	return sizes[0], true, nil
+}
+
+// two returns the least sizes beyond size that have an object, two at most.
+func (a *Anchor) two(ctx context.Context, size uint64) ([]uint64, error) {
+	return a.sizes(ctx, size, 2)
+}
+
+func (a *Anchor) sizes(ctx context.Context, size uint64, most int32) (sizes []uint64, err error) {
 	if size >= ledger.MaxSize {
-		return 0, false, nil
+		return nil, nil
 	}
 	in := &s3.ListObjectsV2Input{
-		Prefix: aws.String(a.prefix + objectsName), StartAfter: aws.String(a.name(size)), MaxKeys: aws.Int32(1),
+		Prefix: aws.String(a.prefix + objectsName), StartAfter: aws.String(a.name(size)), MaxKeys: aws.Int32(most),
 	}
 	for {
 		out, err := a.list(ctx, in)
 		if err != nil {
-			return 0, false, err
+			return nil, err
 		}
 		for _, c := range out.Contents {
 			// What begins with our name and is none of ours is passed over.
-			if n, ok := a.size(aws.ToString(c.Key)); ok && n > size {
-				return n, true, nil
+			n, ok := a.size(aws.ToString(c.Key))
+			if !ok || n <= size {
+				continue
+			}
+			if sizes = append(sizes, n); len(sizes) == int(most) {
+				return sizes, nil
 			}
 		}
 		if in.ContinuationToken = out.NextContinuationToken; !aws.ToBool(out.IsTruncated) {
-			return 0, false, nil
+			return sizes, nil
 		}
 		in.MaxKeys = aws.Int32(page)
 	}

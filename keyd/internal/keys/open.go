@@ -267,6 +267,11 @@ func (k *Keys) startLedger(ctx context.Context) (err error) {
 			}
 		}
 	}
+	return k.compareLedger(ctx)
+}
+
+// compareLedger compares the store with the anchor, and reads how far it is.
+func (k *Keys) compareLedger(ctx context.Context) error {
 	if err := k.keeper.Check(ctx); err != nil {
 		return err
 	}

@@ -53,6 +53,9 @@ type ReplayOptions struct {
 	CallOff bool
 	// Progress, unless nil, is called after each transaction.
 	Progress func(done, total uint64)
+	// Waits, unless nil, is told for how long it waits until a keyd that may
+	// still serve has seen that it was taken over from.
+	Waits func(time.Duration)
 }
 
 // Replayed is what Replay did.
@@ -93,11 +96,12 @@ func MarkRestored(ctx context.Context, store Store, backupTime time.Time) error 
 }
 
 // Replay brings a store that is behind its anchor up to it, and makes it ready
-// to serve. Nothing else may have the store open. It refuses, before it changes
-// anything, a store whose root is destroyed (ErrRootDestroyed) and, without
-// CallOff, one whose root is being retired (ErrRootRetiring). What it does is
-// in transactions that each leave the store behind its anchor or whole, so when
-// it fails or dies it is run again.
+// to serve. Nothing else may have the store open; a keyd that serves a copy is
+// taken over from, as by a start. It refuses, before it changes anything, a store
+// whose root is destroyed (ErrRootDestroyed) and, without CallOff, one whose root
+// is being retired (ErrRootRetiring). What it does is in transactions after each
+// of which the store serves only once it was replayed, so when it fails or dies
+// it is run again.
 func Replay(ctx context.Context, cfg Config, o ReplayOptions) (*Replayed, error) {
 	// That the store is behind is what it is here for.
 	cfg.Log = nil
@@ -125,36 +129,35 @@ func Replay(ctx context.Context, cfg Config, o ReplayOptions) (*Replayed, error)
 		return nil, err
 	}
 	defer clear(k.requestKey)
-	// What is entered after this is not what the replayed store goes on after.
-	if p.newest, err = k.anchor.Enter(ctx, ledger.Term{}); err != nil {
-		return nil, err
-	}
 	err = k.startLedger(ctx)
-	k.term.adopts = true
-	if errors.Is(err, ErrCopyServed) {
-		p.done.CopyServed = true
-		if err = k.startLedger(ctx); err == nil {
-			err = k.changeMeta(ctx, func(meta *storev1.Meta) error {
-				if !meta.Restore.GetPending() {
-					meta.Restore = &storev1.Restore{Pending: true, FromSize: k.LedgerSize()}
-				}
-				return nil
-			})
-		}
-	}
+	p.done.CopyServed = errors.Is(err, ErrCopyServed)
 	switch {
-	case errors.Is(err, ledger.ErrBehind):
-		if err := p.run(ctx); err != nil {
-			return nil, err
-		}
-	case err != nil:
-		return nil, err
-	case !meta.Restore.GetPending() && !p.done.CopyServed:
+	case err == nil && !meta.Restore.GetPending():
 		p.done.From, p.done.To = k.LedgerSize(), k.LedgerSize()
 		p.done.Epoch, p.done.Draining = meta.Epoch, meta.Draining
 		return p.done, nil
-	default:
+	case err != nil && !errors.Is(err, ledger.ErrBehind):
+		return nil, err
+	case err != nil && !p.done.CopyServed:
+		// Who cannot be replayed drives nobody out.
+		if err := p.count(ctx, err); err != nil {
+			return nil, err
+		}
+	}
+	k.term.adopts, k.term.waits = true, o.Waits
+	defer k.endTerm()
+	if err := k.takeOver(ctx); err != nil && !errors.Is(err, ledger.ErrBehind) {
+		return nil, err
+	}
+	switch err := k.compareLedger(ctx); {
+	case err == nil:
 		p.done.From, p.done.To = k.LedgerSize(), k.LedgerSize()
+	case errors.Is(err, ledger.ErrBehind):
+		if err := p.run(ctx, err); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, err
 	}
 	return p.done, p.finish(ctx)
 }
@@ -164,8 +167,8 @@ type replay struct {
 	k    *Keys
 	o    ReplayOptions
 	done *Replayed
-	// newest is the anchor's newest term when the replay began.
-	newest ledger.Term
+	// missing is what the store lacks; nil before it was counted.
+	missing *missing
 	// loaded are the keys of tenants that statements needed.
 	loaded map[string]*tenantKeys
 }
@@ -177,20 +180,32 @@ type item struct {
 	s     *receipt.Statement
 }
 
-// run replays all entries that the store lacks.
-func (p *replay) run(ctx context.Context) error {
-	k := p.k
-	missing, err := k.countMissing(ctx)
+// count counts what the store lacks, unless it did already, and refuses a store
+// whose root the ledger calls destroyed.
+func (p *replay) count(ctx context.Context, behind error) error {
+	var b *ledger.BehindError
+	if p.missing != nil && errors.As(behind, &b) && b.Anchor == p.missing.to {
+		return nil
+	}
+	m, err := p.k.countMissing(ctx)
 	if err != nil {
 		return err
 	}
-	if err := p.checkClosed(ctx, missing); err != nil {
+	p.missing = m
+	return p.checkClosed(ctx, m)
+}
+
+// run replays all entries that the store lacks.
+func (p *replay) run(ctx context.Context, behind error) error {
+	k := p.k
+	// What the keyd before logged while it was taken over from is missing too.
+	if err := p.count(ctx, behind); err != nil {
 		return err
 	}
-	p.done.Missing = missing.kinds
-	p.done.From, p.done.To = missing.from, missing.to
+	p.done.Missing = p.missing.kinds
+	p.done.From, p.done.To = p.missing.from, p.missing.to
 	var batch []item
-	err = k.keeper.Missing(ctx, func(index uint64, e ledger.Entry) error {
+	err := k.keeper.Missing(ctx, func(index uint64, e ledger.Entry) error {
 		s, err := receipt.ParseStatement(e.Statement)
 		if err != nil {
 			return fmt.Errorf("%w: entry %d: %w", ErrReplay, index, err)
@@ -242,7 +257,7 @@ func (p *replay) commit(ctx context.Context, batch []item) error {
 		if now.Size != batch[0].index {
 			return fmt.Errorf("%w: it has %d entries, and %d was to come next", ErrReplay, now.Size, batch[0].index)
 		}
-		if _, err := p.begin(tx, now.Size); err != nil {
+		if _, err := p.begin(tx); err != nil {
 			return err
 		}
 		entries := make([]ledger.Entry, len(batch))
@@ -287,16 +302,28 @@ func (p *replay) commit(ctx context.Context, batch []item) error {
 }
 
 // begin marks the store as one that is being replayed.
-func (p *replay) begin(tx Tx, size uint64) (*storev1.Meta, error) {
+func (p *replay) begin(tx Tx) (*storev1.Meta, error) {
 	meta := new(storev1.Meta)
 	if err := getRow(tx, metaKey(), meta); err != nil {
 		return nil, err
 	}
-	if meta.Restore.GetPending() {
-		return meta, nil
+	if err := beginReplay(tx, meta); err != nil {
+		return nil, err
 	}
-	meta.Restore = &storev1.Restore{Pending: true, FromSize: size}
 	return meta, putRow(tx, metaKey(), meta)
+}
+
+// beginReplay marks a store's row as that of one that is being replayed.
+func beginReplay(r Reader, meta *storev1.Meta) error {
+	if meta.Restore.GetPending() {
+		return nil
+	}
+	head, err := ledger.ReadHead(r)
+	if err != nil {
+		return err
+	}
+	meta.Restore = &storev1.Restore{Pending: true, FromSize: head.Size}
+	return nil
 }
 
 // finish makes a store that has all entries ready to serve.
@@ -324,9 +351,6 @@ func (p *replay) finish(ctx context.Context) error {
 		p.done.Epoch, p.done.Draining = meta.Epoch, meta.Draining
 		r := &storev1.Restore{DoneMs: now.UnixMilli(), FromSize: meta.Restore.GetFromSize(), ToSize: head.Size, BackupMs: meta.Restore.GetBackupMs()}
 		meta.Restore = r
-		if k.exclusive() {
-			meta.Terms = knownTerm(p.newest)
-		}
 		if err := putRow(tx, metaKey(), &meta); err != nil {
 			return err
 		}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"lethe/keyd/internal/ledger"
 	storev1 "lethe/proto/keyd/store/v1"
 )
 
@@ -59,11 +58,7 @@ func (p *replay) checkRoots(ctx context.Context) error {
 func (p *replay) callOff(ctx context.Context, e *storev1.Epoch) error {
 	k := p.k
 	err := k.update(ctx, func(tx Tx) error {
-		head, err := ledger.ReadHead(tx)
-		if err != nil {
-			return err
-		}
-		meta, err := p.begin(tx, head.Size)
+		meta, err := p.begin(tx)
 		if err != nil || slices.Contains(meta.Restore.CalledOff, e.Number) {
 			return err
 		}

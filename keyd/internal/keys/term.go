@@ -22,6 +22,10 @@ import (
 // It remembers a term before it enters it. A crash in between leaves the anchor
 // with the term before, or with the one that is remembered; a copy leaves it
 // with one that the store never heard of.
+//
+// A replay enters a term too, before it writes anything to the anchor: what it
+// adds to the ledger would else get between what is added by a keyd that still
+// runs.
 
 // ErrCopyServed: a copy of the store has served since this one did, or the
 // anchor is older than the store, and cannot tell. It is ledger.ErrBehind,
@@ -42,10 +46,11 @@ const maxKnownTerms = 32
 
 // term is what a start knows of the term that it enters.
 type term struct {
-	adopts   bool          // the store goes on after whichever is the newest
-	entering *storev1.Term // the newest that was remembered
-	wanted   bool          // none was entered, because the store was full
-	settled  bool          // the store remembers that it was entered
+	adopts   bool                // it is a replay's: the store goes on after whichever is the newest
+	waits    func(time.Duration) // is told for how long takeOver waits; nil: nobody is
+	entering *storev1.Term       // the newest that was remembered
+	wanted   bool                // none was entered, because the store was full
+	settled  bool                // the store remembers that it was entered
 }
 
 // exclusive says whether no other process can have the store.
@@ -56,12 +61,15 @@ func (k *Keys) exclusive() bool {
 
 // takeOver makes this keyd the one that has the anchor for the store, if no
 // other process can have that store. The later one goes on.
+//
+// It ends with a Check: what the one before had covered by then is in the
+// anchor, and nothing that comes later is.
 func (k *Keys) takeOver(ctx context.Context) error {
 	if !k.exclusive() {
 		return nil
 	}
 	left, err := k.enterTerm(ctx)
-	if errors.Is(err, ErrFull) {
+	if errors.Is(err, ErrFull) && !k.term.adopts {
 		// It serves what it holds, and enters once it can make new keys.
 		k.log.Warn("the anchor is not taken over before the store has room", "error", err)
 		k.term.wanted = true
@@ -70,12 +78,14 @@ func (k *Keys) takeOver(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("taking over the anchor: %w", err)
 	}
-	if a, ok := k.anchor.(interface{ Exclusive() bool }); left || k.cfg.TakeOver <= 0 || ok && a.Exclusive() {
-		return nil
-	}
-	k.log.Info("the keyd that served last did not say that it ended; waiting until it has seen that this one takes over", "for", k.cfg.TakeOver)
-	if err := pause(ctx, k.cfg.TakeOver); err != nil {
-		return err
+	if a, ok := k.anchor.(interface{ Exclusive() bool }); !left && k.cfg.TakeOver > 0 && !(ok && a.Exclusive()) {
+		k.log.Info("the keyd that served last did not say that it ended; waiting until it has seen that this one takes over", "for", k.cfg.TakeOver)
+		if k.term.waits != nil {
+			k.term.waits(k.cfg.TakeOver)
+		}
+		if err := pause(ctx, k.cfg.TakeOver); err != nil {
+			return err
+		}
 	}
 	return k.keeper.Check(ctx)
 }
@@ -83,9 +93,17 @@ func (k *Keys) takeOver(ctx context.Context) error {
 // enterTerm enters a term that the store remembers. It reports whether the one
 // before has ended.
 func (k *Keys) enterTerm(ctx context.Context) (left bool, err error) {
-	left, err = k.keeper.Enter(ctx, hex.EncodeToString(k.pulse.id[:]), func(newest, next ledger.Term) error {
+	replays := k.term.adopts
+	left, err = k.keeper.Enter(ctx, hex.EncodeToString(k.pulse.id[:]), replays, func(newest, next ledger.Term) error {
 		entering := &storev1.Term{Number: next.Number, Holder: next.Holder}
-		err := k.changeMeta(ctx, func(meta *storev1.Meta) error {
+		err := k.changeMeta(ctx, func(tx Tx, meta *storev1.Meta) error {
+			if replays {
+				// From here on only a replay that comes to its end makes it serve.
+				meta.Terms = nil
+				if err := beginReplay(tx, meta); err != nil {
+					return err
+				}
+			}
 			if err := followsTerm(meta.Terms, newest); err != nil {
 				return err
 			}
@@ -106,7 +124,7 @@ func (k *Keys) enterTerm(ctx context.Context) (left bool, err error) {
 	if err != nil {
 		return left, err
 	}
-	err = k.changeMeta(ctx, func(meta *storev1.Meta) error {
+	err = k.changeMeta(ctx, func(_ Tx, meta *storev1.Meta) error {
 		meta.Terms = &storev1.Terms{Served: k.term.entering}
 		return nil
 	})
@@ -169,13 +187,13 @@ func knownTerm(t ledger.Term) *storev1.Terms {
 	return &storev1.Terms{Known: []*storev1.Term{{Number: t.Number, Holder: t.Holder}}}
 }
 
-func (k *Keys) changeMeta(ctx context.Context, change func(*storev1.Meta) error) error {
+func (k *Keys) changeMeta(ctx context.Context, change func(Tx, *storev1.Meta) error) error {
 	return k.update(ctx, func(tx Tx) error {
 		var meta storev1.Meta
 		if err := getRow(tx, metaKey(), &meta); err != nil {
 			return err
 		}
-		if err := change(&meta); err != nil {
+		if err := change(tx, &meta); err != nil {
 			return err
 		}
 		return putRow(tx, metaKey(), &meta)

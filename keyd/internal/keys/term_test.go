@@ -121,8 +121,8 @@ func TestRestoredInTurn(t *testing.T) {
 	}
 }
 
-// TestReplayBesideAnother: a term that begins while a store is replayed, or after
-// it, is not one after which that store may serve.
+// TestReplayBesideAnother: a replay takes over from one that serves; a term that
+// begins after it is not one after which the replayed store may serve.
 func TestReplayBesideAnother(t *testing.T) {
 	r := newOwnedRig(t)
 	r.close()
@@ -135,9 +135,18 @@ func TestReplayBesideAnother(t *testing.T) {
 	if _, err := keys.Replay(t.Context(), r.config(), keys.ReplayOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	one.Close() // it has served to here
+	if _, err := one.DestroyKey(t.Context(), destroyRequest("bob", "d1")); err == nil || !errors.Is(one.Serving(), ledger.ErrSuperseded) {
+		t.Errorf("beside a replay: %v, %v", err, one.Serving())
+	}
+	one.Close()
+	replayed := r.allRows()
+	if err := r.serve(); err != nil {
+		t.Fatal(err)
+	}
+	r.close()
+	r.store = owned{storeOf(replayed)}
 	if err := r.serve(); !errors.Is(err, keys.ErrCopyServed) {
-		t.Errorf("after a replay beside one that served on: %v", err)
+		t.Errorf("a replayed store of which a copy has served since: %v", err)
 	}
 	r.replay(keys.ReplayOptions{})
 }

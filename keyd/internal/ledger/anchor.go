@@ -27,8 +27,9 @@ type Anchor interface {
 	// then on every Newest and Get sees it. When an object of that size exists,
 	// Put writes nothing and returns nil if the text of its checkpoint (origin,
 	// size and root) is the same: it is the same history, whoever signed it and
-	// wherever it was cut; otherwise ErrForked, as for another origin. It
-	// returns ErrAnchorDamaged when o.From is neither zero nor the size of an
+	// wherever it was cut; otherwise ErrForked, as for another origin, and where
+	// an object that is there has another entry at an index of o's. (Of two that
+	// are written at the same moment, both may come to be there.) It returns ErrAnchorDamaged when o.From is neither zero nor the size of an
 	// object: what o builds on is gone. After another error the object may be
 	// there or not; the Put is repeated.
 	Put(ctx context.Context, o Object) error

@@ -81,6 +81,7 @@ type Keeper struct {
 	last     error         // of the last attempt
 	changed  chan struct{} // closed and replaced when one of the above changes
 	term     Term          // that was entered; its number is zero before
+	underWay bool          // what was put last may still come to be there
 }
 
 // NewKeeper returns a Keeper. It does nothing by itself: Check it, then Run it.
@@ -161,14 +162,15 @@ func (k *Keeper) Rebuild(ctx context.Context) error {
 // Keeper of an earlier term fails with ErrSuperseded from its next Check on, and
 // has none of its entries covered any more. Enter reports whether the term
 // before was left, or there was none: otherwise its keyd may serve until it
-// checks. What that one had covered by now, the next Check sees. A Check must
-// have succeeded: a store that is behind drives nobody out. About each term that
-// it is about to enter it asks first, with the newest one that is there; an
-// error of before ends it.
-func (k *Keeper) Enter(ctx context.Context, holder string, before func(newest, next Term) error) (left bool, err error) {
+// checks. What that one had covered by now, the next Check sees, which must come
+// before anything else. A Check must have succeeded: a store that is behind
+// drives nobody out, unless it is about to be replayed. About each term that it
+// is about to enter it asks first, with the newest one that is there; an error
+// of before ends it.
+func (k *Keeper) Enter(ctx context.Context, holder string, replays bool, before func(newest, next Term) error) (left bool, err error) {
 	err = k.attempt(ctx, func(ctx context.Context) error {
 		k.mu.Lock()
-		ready := k.checked && k.verdict == nil
+		ready := k.checked && k.verdict == nil || replays && errors.Is(k.verdict, ErrBehind)
 		k.mu.Unlock()
 		if !ready {
 			return errors.New("ledger: a term is entered after a check")
@@ -192,13 +194,17 @@ func (k *Keeper) Enter(ctx context.Context, holder string, before func(newest, n
 }
 
 // Leave ends the term that this keyd has entered, if it has and no other has
-// begun, so that the next one need not wait. It must not serve any more.
+// begun, so that the next one need not wait. It must not serve any more. Where
+// something that it put may be under way, the next one has to wait.
 func (k *Keeper) Leave(ctx context.Context) error {
 	k.mu.Lock()
-	t := k.term
+	t, underWay := k.term, k.underWay
 	k.mu.Unlock()
-	if t.Number == 0 {
+	switch {
+	case t.Number == 0:
 		return nil
+	case underWay:
+		return fmt.Errorf("%w: it did not answer to what was put last", ErrAnchorUnavailable)
 	}
 	_, err := k.anchor.Enter(ctx, Term{Number: t.Number + 1})
 	return err
@@ -221,6 +227,15 @@ func (k *Keeper) hold(ctx context.Context) error {
 		return ErrSuperseded
 	}
 	return nil
+}
+
+// mayWrite verifies that nobody has entered a later term: than the one that was
+// entered or, before that, than the one that the store follows.
+func (k *Keeper) mayWrite(ctx context.Context) error {
+	if err := k.hold(ctx); err != nil {
+		return err
+	}
+	return k.mayFollow(ctx)
 }
 
 // Advance brings the anchor up to the store. Where they were not compared yet,
@@ -570,17 +585,41 @@ func (k *Keeper) push(ctx context.Context) error {
 		if o.Size == from {
 			return nil
 		}
-		// What a later term's store does not have must not get there before it.
-		if err := k.hold(ctx); err != nil {
-			return err
-		}
-		if err := k.anchor.Put(ctx, o); err != nil {
+		if err := k.put(ctx, o); err != nil {
 			return err
 		}
 		if err := k.confirm(ctx, o); err != nil {
 			return err
 		}
 	}
+}
+
+// PutLimit bounds the time from the last look at the term to the end of a Put.
+// Whoever enters a later term, and waits for longer before he looks at the
+// anchor, finds there what was put in time; what comes later does not come.
+const PutLimit = 10 * time.Second
+
+// put writes o while this Keeper's term, or the one that its store follows, is
+// the newest.
+func (k *Keeper) put(ctx context.Context, o Object) error {
+	ctx, cancel := context.WithTimeout(ctx, PutLimit)
+	defer cancel()
+	// What a later term's store does not have must not get there before it.
+	if err := k.mayWrite(ctx); err != nil {
+		return err
+	}
+	k.setUnderWay(true)
+	err := k.anchor.Put(ctx, o)
+	if err == nil || errors.Is(err, ErrForked) || errors.Is(err, ErrAnchorDamaged) {
+		k.setUnderWay(false)
+	}
+	return err
+}
+
+func (k *Keeper) setUnderWay(is bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.underWay = is
 }
 
 // cut makes the object that begins at from; where nothing follows, an empty one.
@@ -632,7 +671,7 @@ func (k *Keeper) confirm(ctx context.Context, put Object) error {
 	}
 	// Whoever enters a later term looks at the anchor afterwards: either it sees
 	// what was put, or this sees the term.
-	if err := k.hold(ctx); err != nil {
+	if err := k.mayWrite(ctx); err != nil {
 		return err
 	}
 	k.setAnchored(at)

@@ -636,16 +636,16 @@ func TestAnchorForgets(t *testing.T) {
 // other's is covered that the later one has not seen.
 func TestTerms(t *testing.T) {
 	s, m, one := initialised(t)
-	if left, err := one.Enter(t.Context(), "one", anyTerm); err != nil || !left {
+	if left, err := one.Enter(t.Context(), "one", false, anyTerm); err != nil || !left {
 		t.Fatalf("the first: %v, %v", left, err)
 	}
 	must(t, "Check", one.Check(t.Context()))
 	two := newKeeper(t, s, m)
-	if _, err := two.Enter(t.Context(), "two", anyTerm); err == nil {
+	if _, err := two.Enter(t.Context(), "two", false, anyTerm); err == nil {
 		t.Fatal("a term was entered without a check")
 	}
 	must(t, "Check", two.Check(t.Context()))
-	if left, err := two.Enter(t.Context(), "two", anyTerm); err != nil || left {
+	if left, err := two.Enter(t.Context(), "two", false, anyTerm); err != nil || left {
 		t.Fatalf("while the first has not left: %v, %v", left, err)
 	}
 	must(t, "Leave, too late", one.Leave(t.Context()))
@@ -668,7 +668,7 @@ func TestTerms(t *testing.T) {
 	must(t, "Leave", two.Leave(t.Context()))
 	three := newKeeper(t, s, m)
 	must(t, "Check of the third", three.Check(t.Context()))
-	if left, err := three.Enter(t.Context(), "three", anyTerm); err != nil || !left {
+	if left, err := three.Enter(t.Context(), "three", false, anyTerm); err != nil || !left {
 		t.Errorf("after the second has left: %v, %v", left, err)
 	}
 }
@@ -688,14 +688,14 @@ func TestTermsWithFaults(t *testing.T) {
 				}
 				return anchortest.None
 			}
-			if _, err := k.Enter(t.Context(), "one", anyTerm); (err != nil) != (failing < 2) {
+			if _, err := k.Enter(t.Context(), "one", false, anyTerm); (err != nil) != (failing < 2) {
 				t.Errorf("call %d fails (%d): %v", failing, fault, err)
 			}
 			if err := k.Check(t.Context()); failing == 2 && !errors.Is(err, ledger.ErrAnchorUnavailable) {
 				t.Errorf("a check that could not see the term: %v", err)
 			}
 			if failing < 2 {
-				_, err := k.Enter(t.Context(), "one", anyTerm)
+				_, err := k.Enter(t.Context(), "one", false, anyTerm)
 				must(t, "Enter again", err)
 			}
 			must(t, "Check", k.Check(t.Context()))
@@ -710,12 +710,12 @@ func TestTermsWithFaults(t *testing.T) {
 func TestTermsGone(t *testing.T) {
 	s, m, k := initialised(t)
 	older := m.Clone()
-	_, err := k.Enter(t.Context(), "one", anyTerm)
+	_, err := k.Enter(t.Context(), "one", false, anyTerm)
 	must(t, "Enter", err)
 	rolled := &switched{Anchor: m}
 	two := newKeeper(t, s, rolled)
 	must(t, "Check", two.Check(t.Context()))
-	_, err = two.Enter(t.Context(), "two", anyTerm)
+	_, err = two.Enter(t.Context(), "two", false, anyTerm)
 	must(t, "Enter", err)
 	rolled.Anchor = older
 	if err := two.Check(t.Context()); !errors.Is(err, ledger.ErrAnchorDamaged) || two.Err() == nil {

@@ -53,6 +53,17 @@ func SameHistory(a, b Object) bool {
 	return err1 == nil && err2 == nil && c == d
 }
 
+// Contradicts reports whether a and b have another entry at one index.
+func Contradicts(a, b Object) bool {
+	for i := max(a.From, b.From); i < min(a.Size, b.Size); i++ {
+		x, y := a.Entries[i-a.From], b.Entries[i-b.From]
+		if !bytes.Equal(x.Salt, y.Salt) || !bytes.Equal(x.Statement, y.Statement) {
+			return true
+		}
+	}
+	return false
+}
+
 // Encode returns the object's bytes: magic, From and Size (8 bytes each,
 // big-endian as all numbers here), the checkpoint with its length (4), then
 // each entry: TreeSize (8), salt (32), statement with its length (4); at the

@@ -52,8 +52,9 @@ type AnchorServiceClient interface {
 	// GetNext returns the first object whose size is greater than the one given.
 	GetNext(ctx context.Context, in *GetNextRequest, opts ...grpc.CallOption) (*GetNextResponse, error)
 	// PutObject writes an object, and answers once it is durable; where one of its
-	// size with the same checkpoint exists, it writes nothing and succeeds. The
-	// first one makes the anchor.
+	// size with the same checkpoint exists, it writes nothing and succeeds. One
+	// that has another entry than what is there is refused. The first one makes
+	// the anchor.
 	PutObject(ctx context.Context, in *PutObjectRequest, opts ...grpc.CallOption) (*PutObjectResponse, error)
 	// EnterTerm begins the next term of the keyd that the anchor belongs to, unless
 	// that term has begun, and answers with the newest one once it is durable. A
@@ -136,8 +137,9 @@ type AnchorServiceServer interface {
 	// GetNext returns the first object whose size is greater than the one given.
 	GetNext(context.Context, *GetNextRequest) (*GetNextResponse, error)
 	// PutObject writes an object, and answers once it is durable; where one of its
-	// size with the same checkpoint exists, it writes nothing and succeeds. The
-	// first one makes the anchor.
+	// size with the same checkpoint exists, it writes nothing and succeeds. One
+	// that has another entry than what is there is refused. The first one makes
+	// the anchor.
 	PutObject(context.Context, *PutObjectRequest) (*PutObjectResponse, error)
 	// EnterTerm begins the next term of the keyd that the anchor belongs to, unless
 	// that term has begun, and answers with the newest one once it is durable. A
