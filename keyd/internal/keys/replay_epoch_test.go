@@ -171,6 +171,82 @@ func (r *rig) openEpoch() uint32 {
 	return r.Status(context.Background()).Epoch
 }
 
+// TestReplayKeepsFinalBy: what receipts state of an epoch's end is the same before
+// a restore and after it, whatever the settings of the replay, and that it was
+// missed is told.
+func TestReplayKeepsFinalBy(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		drain, soak time.Duration // of the keyd that turned
+		late        bool          // the destruction comes after the planned end
+		destroyed   bool          // one comes before the restore
+	}{
+		{"shorter", 3 * time.Hour, time.Hour, false, true},
+		{"longer", 60 * time.Hour, 30 * time.Hour, false, true},
+		{"nothing was stated", 24 * time.Hour, 2 * time.Hour, false, false},
+		{"stated after the planned end", 24 * time.Hour, 2 * time.Hour, true, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, store, _ := newMemoryRig(t)
+			cfg := r.config()
+			serve := func() *keys.Keys {
+				t.Helper()
+				cfg.Store = r.store
+				k, err := keys.Open(t.Context(), cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Keys = k
+				return k
+			}
+			final := func(subject string) time.Time {
+				t.Helper()
+				return r.verify(r.destroy(subject, "of "+subject)).Entries[0].Statement.FinalBy
+			}
+			r.close()
+			backup := store.copyRows()
+			cfg.DrainBudget, cfg.Soak = c.drain, c.soak
+			serve()
+			r.turn()
+			all, _, err := r.Epochs(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := all[1].FinalBy.AsTime()
+			if c.late {
+				r.clock.Advance(all[1].PlannedEnd.AsTime().Sub(r.clock.Now()) + time.Hour)
+				if err := r.Beat(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var stated time.Time
+			if c.destroyed {
+				stated = final("alice")
+			}
+			r.close()
+
+			r.store = storeOf(backup)
+			other := cfg
+			other.Store, other.DrainBudget, other.Soak = r.store, 100*time.Hour, 100*time.Hour
+			if _, err := keys.Replay(t.Context(), other, keys.ReplayOptions{CallOff: true}); err != nil {
+				t.Fatal(err)
+			}
+			serve()
+			after := final("bob")
+			if c.destroyed && !after.Equal(stated) || !c.late && !after.Equal(want) {
+				t.Errorf("final by %v after the restore, %v stated before it, %v planned", after, stated, want)
+			}
+			if all, _, err = r.Epochs(t.Context()); err != nil || !all[1].FinalBy.AsTime().Equal(want) {
+				t.Errorf("the epoch: %v, %v; planned %v", all[1], err, want)
+			}
+			r.clock.Advance(want.Sub(r.clock.Now()) + time.Second)
+			if all, _, err = r.Epochs(t.Context()); err != nil || !all[1].Late {
+				t.Errorf("it is not late: %v, %v", all[1], err)
+			}
+		})
+	}
+}
+
 // TestReplayTooLate: a backup of an epoch that is closed is refused in plain
 // words, and neither the store nor the KMS is touched; and nobody who has all
 // of it can open anything.

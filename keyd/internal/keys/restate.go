@@ -20,6 +20,9 @@ func (p *replay) apply(tx Tx, it item) error {
 			return err
 		}
 	}
+	if err := statedFinal(tx, s); err != nil {
+		return err
+	}
 	switch s.Kind {
 	case receipt.TenantCreated:
 		return p.tenantCreated(tx, s)
@@ -570,6 +573,39 @@ func (p *replay) loadKeys(ctx context.Context, s *receipt.Statement) error {
 	return k.holdKEKs(ctx, t)
 }
 
+// lastEndOf is endOf as the keyd had it that opened the newest epoch of which
+// it is known. The settings of that keyd are not this process's.
+func (p *replay) lastEndOf(r Reader) (time.Duration, error) {
+	all, err := allEpochs(r)
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range slices.Backward(all) {
+		if e.FinalByMs != 0 {
+			return time.Duration(e.FinalByMs-e.PlannedEndMs) * time.Millisecond, nil
+		}
+	}
+	return p.k.endOf(), nil
+}
+
+// statedFinal has an epoch's row say what receipts state of it: one of before
+// its planned end states just what the row said, a later one no less.
+func statedFinal(tx Tx, s *receipt.Statement) error {
+	if s.FinalBy.IsZero() {
+		return nil
+	}
+	row, err := readEpoch(tx, s.Epoch)
+	if err != nil {
+		return err
+	}
+	by := s.FinalBy.UnixMilli()
+	if by == row.FinalByMs || s.Time.UnixMilli() > row.PlannedEndMs && by > row.FinalByMs {
+		return nil
+	}
+	row.FinalByMs = by
+	return putRow(tx, epochKey(s.Epoch), row)
+}
+
 // epochChanged changes an epoch's row as the statement says. Which epoch keys
 // are read from is another matter, and stays as the store has it; see settle.
 func (p *replay) epochChanged(tx Tx, it item) error {
@@ -584,7 +620,11 @@ func (p *replay) epochChanged(tx Tx, it item) error {
 	case receipt.EpochOpened:
 		row.Number, row.State, row.RootId, row.KmsKind = s.Epoch, storev1.EpochState_EPOCH_STATE_OPEN, s.Root, s.KMS
 		row.OpenedMs, row.PlannedEndMs = ms, s.PlannedEnd.UnixMilli()
-		row.FinalByMs = s.PlannedEnd.Add(p.k.endOf()).UnixMilli()
+		last, err := p.lastEndOf(tx)
+		if err != nil {
+			return err
+		}
+		row.FinalByMs = s.PlannedEnd.Add(last).UnixMilli()
 	case receipt.EpochDraining:
 		row.State, row.DrainingMs, row.TurnRequested = storev1.EpochState_EPOCH_STATE_DRAINING, ms, false
 	case receipt.EpochDrained:
