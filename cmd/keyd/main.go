@@ -243,7 +243,7 @@ func run(ctx context.Context, o options) error {
 		cfg.Access = &o.access
 	}
 	server, err := keyd.Open(ctx, cfg)
-	if errors.Is(err, keyd.ErrBehind) || errors.Is(err, keyd.ErrReplayPending) {
+	if (errors.Is(err, keyd.ErrBehind) || errors.Is(err, keyd.ErrReplayPending)) && !errors.Is(err, keyd.ErrRootDestroyed) {
 		err = fmt.Errorf("%w (lethe restore --replay does that)", err)
 	}
 	if errors.Is(err, context.Canceled) && ctx.Err() != nil {

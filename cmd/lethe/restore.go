@@ -33,8 +33,9 @@ func (a *app) restoreCommand() *cobra.Command {
 
 With --backup it makes the key store of a backup file, in a new or an empty
 directory. With --force a directory that holds something is moved aside first; it
-is never deleted. Where --replay then finds the root over the backup's keys
-destroyed, or being retired, it is put in its place again. keyd refuses to serve a
+is never deleted. Where --replay in the same command then finds the root over the
+backup's keys destroyed, or being retired, it is put in its place again; of a
+--replay by itself, later, nothing is put back. keyd refuses to serve a
 restored store until it was replayed, as it refuses any store that is behind its
 anchor, and says what is missing.
 
@@ -89,6 +90,7 @@ type restoreResult struct {
 	Epoch         uint32            `json:"epoch,omitempty"`
 	DrainingEpoch uint32            `json:"draining_epoch,omitempty"`
 	CalledOff     []uint32          `json:"called_off_epochs"`
+	Kept          []uint32          `json:"kept_epochs"`
 
 	done *keyd.Replayed
 }
@@ -119,6 +121,9 @@ func (v *restoreResult) write(w io.Writer) {
 	for _, e := range v.CalledOff {
 		facts(w, "called off", fmt.Sprintf("the destruction of the root of epoch %d", e))
 	}
+	for _, e := range v.Kept {
+		facts(w, "kept", fmt.Sprintf("the root of epoch %d, until 'lethe epoch resume %[1]d': what was destroyed in it does not become final before", e))
+	}
 	fmt.Fprintln(w, "The store can serve. Keys that were first used after the backup are lost, and answer UNKNOWN.")
 }
 
@@ -132,7 +137,7 @@ func (a *app) restore(ctx context.Context, f *restoreFlags) error {
 		return usagef("--call-off-destruction goes with --replay")
 	}
 	log := slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	v := &restoreResult{Store: f.Store, Statements: map[string]uint64{}, LostTenants: []string{}, CalledOff: []uint32{}}
+	v := &restoreResult{Store: f.Store, Statements: map[string]uint64{}, LostTenants: []string{}, CalledOff: []uint32{}, Kept: []uint32{}}
 	if f.backup != "" {
 		if err := a.putBack(ctx, f, v, log); err != nil {
 			return err
@@ -226,6 +231,7 @@ func (a *app) replay(ctx context.Context, f *restoreFlags, v *restoreResult, log
 	v.Epoch, v.DrainingEpoch = done.Epoch, done.Draining
 	v.LostTenants = append(v.LostTenants, done.LostTenants...)
 	v.CalledOff = append(v.CalledOff, done.CalledOff...)
+	v.Kept = append(v.Kept, done.Kept...)
 	for kind, n := range done.Missing {
 		v.Statements[string(kind)] = n
 	}

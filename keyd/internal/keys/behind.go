@@ -98,8 +98,16 @@ func describeKinds(kinds map[receipt.Kind]uint64) string {
 // Kinds lists what was replayed, in words.
 func (r *Replayed) Kinds() string { return describeKinds(r.Missing) }
 
-// explainBehind says what a store lacks that is behind its anchor.
-func (k *Keys) explainBehind(ctx context.Context, cause error) error {
+// explain says what a store lacks that is behind its anchor, and how one came to
+// have another history.
+func (k *Keys) explain(ctx context.Context, cause error) error {
+	if errors.Is(cause, ledger.ErrDiverged) {
+		newest, err := k.anchor.Enter(ctx, ledger.Term{})
+		if err == nil && errors.Is(k.follows(ctx, newest), ErrCopyServed) {
+			return ErrOvertaken
+		}
+		return cause
+	}
 	var behind *ledger.BehindError
 	if !errors.As(cause, &behind) {
 		return cause
@@ -108,5 +116,9 @@ func (k *Keys) explainBehind(ctx context.Context, cause error) error {
 	if err != nil {
 		return errors.Join(cause, err)
 	}
-	return &BehindError{behind, m.kinds}
+	says := &BehindError{behind, m.kinds}
+	if err := (&replay{k: k}).checkClosed(ctx, m); errors.Is(err, ErrRootDestroyed) {
+		return fmt.Errorf("%w; but a replay will refuse it: %w", says, err)
+	}
+	return says
 }

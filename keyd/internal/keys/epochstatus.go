@@ -25,7 +25,7 @@ var publicEpochStates = map[storev1.EpochState]keydv1.EpochState{
 }
 
 // waitsForKeeper is what an epoch waits for whose root is kept.
-const waitsForKeeper = "an operator, who keeps its root"
+const waitsForKeeper = "an operator, who keeps its root, to say 'lethe epoch resume'"
 
 // Epochs tells of every epoch how far it has come, the oldest first, and why
 // the background work of this keyd does not go on, if it does not.
@@ -166,7 +166,7 @@ func (k *Keys) epochHealth(ctx context.Context) (detail string, err error) {
 			wrong = append(wrong, fmt.Sprintf("epoch %d is not closed although receipts state %s", e.Number, e.FinalBy.AsTime().Format(time.RFC3339)))
 		}
 		if e.Kept {
-			wrong = append(wrong, fmt.Sprintf("the root of epoch %d is kept: what was destroyed in it does not become final", e.Number))
+			wrong = append(wrong, fmt.Sprintf("the root of epoch %d is kept: what was destroyed in it does not become final before 'lethe epoch resume %[1]d'", e.Number))
 		}
 		if e.RowsDamaged != 0 && e.State == keydv1.EpochState_EPOCH_STATE_DRAINING {
 			wrong = append(wrong, fmt.Sprintf("%d damaged rows keep epoch %d from draining", e.RowsDamaged, e.Number))

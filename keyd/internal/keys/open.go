@@ -45,14 +45,14 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 		return nil, k.explainRoot(ctx, err)
 	}
 	if err := k.startLedger(ctx); err != nil {
-		return nil, k.explainBehind(ctx, err)
+		return nil, k.explain(ctx, err)
 	}
 	if meta.Restore.GetPending() {
 		return nil, ErrReplayPending
 	}
 	if err := k.takeOver(ctx); err != nil {
 		k.endTerm()
-		return nil, k.explainBehind(ctx, err)
+		return nil, k.explain(ctx, err)
 	}
 	// A full store still serves what it holds.
 	if err := k.buryOthers(ctx); err != nil && !errors.Is(err, ErrFull) {

@@ -73,6 +73,9 @@ type Replayed struct {
 	Epoch, Draining uint32
 	// CalledOff are the epochs the destruction of whose roots was called off.
 	CalledOff []uint32
+	// Kept are the past epochs whose roots are kept, until an operator resumes
+	// their retirement.
+	Kept []uint32
 	// CopyServed: a copy of the store has served since this one did, or the
 	// anchor is older than the store.
 	CopyServed bool
@@ -137,7 +140,7 @@ func Replay(ctx context.Context, cfg Config, o ReplayOptions) (*Replayed, error)
 		p.done.Epoch, p.done.Draining = meta.Epoch, meta.Draining
 		return p.done, nil
 	case err != nil && !errors.Is(err, ledger.ErrBehind):
-		return nil, err
+		return nil, k.explain(ctx, err)
 	case err != nil && !p.done.CopyServed:
 		// Who cannot be replayed drives nobody out.
 		if err := p.count(ctx, err); err != nil {
@@ -178,6 +181,19 @@ type item struct {
 	index uint64
 	entry ledger.Entry
 	s     *receipt.Statement
+	// calledOff: a replay stated this, which called off the destruction of a root
+	// to carry over what is under it, and not an operator who keeps it.
+	calledOff bool
+}
+
+// markCalledOff marks the cancellations in a batch in whose group the epoch
+// drains anew: nothing but a replay states the two at once.
+func markCalledOff(batch []item) {
+	for i := range batch[1:] {
+		a, b := &batch[i], &batch[i+1]
+		a.calledOff = a.s.Kind == receipt.EpochCancelled && b.s.Kind == receipt.EpochDraining &&
+			a.s.Epoch == b.s.Epoch && a.entry.TreeSize == b.entry.TreeSize
+	}
 }
 
 // count counts what the store lacks, unless it did already, and refuses a store
@@ -222,7 +238,7 @@ func (p *replay) run(ctx context.Context, behind error) error {
 				return err
 			}
 		}
-		batch = append(batch, item{index, e, s})
+		batch = append(batch, item{index: index, entry: e, s: s})
 		if len(batch) < replayBatch || e.TreeSize > index+1 {
 			return nil
 		}
@@ -243,6 +259,7 @@ func (p *replay) run(ctx context.Context, behind error) error {
 // commit replays a batch in one transaction; in halves where it is too large.
 func (p *replay) commit(ctx context.Context, batch []item) error {
 	k := p.k
+	markCalledOff(batch)
 	for _, it := range batch {
 		if err := p.loadKeys(ctx, it.s); err != nil {
 			return err
@@ -348,7 +365,16 @@ func (p *replay) finish(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		p.done.Epoch, p.done.Draining = meta.Epoch, meta.Draining
+		p.done.Epoch, p.done.Draining, p.done.Kept = meta.Epoch, meta.Draining, nil
+		all, err := allEpochs(tx)
+		if err != nil {
+			return err
+		}
+		for _, e := range all {
+			if e.Kept && e.State != storev1.EpochState_EPOCH_STATE_CLOSED {
+				p.done.Kept = append(p.done.Kept, e.Number)
+			}
+		}
 		r := &storev1.Restore{DoneMs: now.UnixMilli(), FromSize: meta.Restore.GetFromSize(), ToSize: head.Size, BackupMs: meta.Restore.GetBackupMs()}
 		meta.Restore = r
 		if err := putRow(tx, metaKey(), &meta); err != nil {

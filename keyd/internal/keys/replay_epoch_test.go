@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -247,6 +248,50 @@ func TestReplayKeepsFinalBy(t *testing.T) {
 	}
 }
 
+// TestReplayPastACallOff: a newer backup is replayed past a restore that called the
+// destruction of a root off: the root's end goes on, as it does there. Only an
+// operator's word keeps a root, and then the replay says so.
+func TestReplayPastACallOff(t *testing.T) {
+	for _, kept := range []bool{false, true} {
+		t.Run(fmt.Sprintf("kept %t", kept), func(t *testing.T) {
+			r, store, _ := newMemoryRig(t)
+			r.seal("alice", "memory")
+			older := store.copyRows()
+			r.turn()
+			r.advance(3 * time.Hour)
+			r.work()
+			r.wantState(1, retiring)
+			newer := store.copyRows()
+			r.close()
+			r.store = storeOf(older)
+			if done := r.replay(keys.ReplayOptions{CallOff: true}); len(done.CalledOff) != 1 || len(done.Kept) != 0 {
+				t.Fatalf("the older one: %+v", done)
+			}
+			if kept {
+				if err := r.CancelRetirement(t.Context(), 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.close()
+			r.store = storeOf(newer)
+			done := r.replay(keys.ReplayOptions{})
+			if (len(done.Kept) != 0) != kept {
+				t.Fatalf("the newer one: %+v", done)
+			}
+			all, _, err := r.Epochs(t.Context())
+			if err != nil || all[0].Kept != kept {
+				t.Errorf("epoch 1: %v, %v", all[0], err)
+			}
+			if kept {
+				if err := r.ResumeRetirement(t.Context(), 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.closeEpoch(1)
+		})
+	}
+}
+
 // TestReplayTooLate: a backup of an epoch that is closed is refused in plain
 // words, and neither the store nor the KMS is touched; and nobody who has all
 // of it can open anything.
@@ -317,7 +362,7 @@ func TestReplayRootPutBack(t *testing.T) {
 	if _, err := keys.Replay(ctx, r.config(), keys.ReplayOptions{}); !errors.Is(err, keys.ErrRootDestroyed) {
 		t.Errorf("replay under a root that was put back: %v", err)
 	}
-	if err := r.serve(); !errors.Is(err, ledger.ErrBehind) {
+	if err := r.serve(); !errors.Is(err, ledger.ErrBehind) || !errors.Is(err, keys.ErrRootDestroyed) {
 		t.Errorf("serving under a root that was put back: %v", err)
 	}
 	if !maps.EqualFunc(rows, r.store.(*memory).copyRows(), bytes.Equal) {

@@ -635,7 +635,7 @@ func (p *replay) epochChanged(tx Tx, it item) error {
 		row.State, row.RetiringMs, row.DestroyAtMs = storev1.EpochState_EPOCH_STATE_RETIRING, ms, s.Due.UnixMilli()
 		row.Kept, row.RetiringAt = false, it.index+1
 	case receipt.EpochCancelled:
-		row.Kept, row.CancelledAt = true, it.index+1
+		row.Kept, row.CalledOff, row.CancelledAt = row.Kept || !it.calledOff, it.calledOff, it.index+1
 		endRetiring(row)
 	case receipt.EpochClosed:
 		row.State, row.ClosedMs, row.ClosedAt = storev1.EpochState_EPOCH_STATE_CLOSED, ms, it.index+1

@@ -394,7 +394,7 @@ func (d *duties) rootKept(ctx context.Context, e *storev1.Epoch) error {
 
 func keepRoot(_ Reader, row *storev1.Epoch, s *receipt.Statement, _ time.Time) (func(Tx, uint64) error, error) {
 	s.Kind, s.KMS, s.Root = receipt.EpochCancelled, row.KmsKind, row.RootId
-	row.Kept = true
+	row.Kept, row.CalledOff = true, false
 	endRetiring(row)
 	return nil, nil
 }
@@ -463,7 +463,7 @@ func (k *Keys) CancelRetirement(ctx context.Context, number uint32) error {
 		if err != nil {
 			return nil, err
 		}
-		if statedKept(row) {
+		if statedKept(row) && !row.CalledOff {
 			return nil, errTurned // by a duty that saw it first, or a call that was not answered
 		}
 		s := &receipt.Statement{Time: now, Epoch: number, Principal: principalOf(ctx)}

@@ -35,10 +35,14 @@ func (p *replay) settleEpochs(ctx context.Context) error {
 	}
 	rows := make(map[uint32]*storev1.Epoch, len(all))
 	var open *storev1.Epoch
+	stated := meta.Draining // the epoch that the ledger says drains
 	for _, e := range all {
 		rows[e.Number] = e
-		if e.State == storev1.EpochState_EPOCH_STATE_OPEN {
+		switch e.State {
+		case storev1.EpochState_EPOCH_STATE_OPEN:
 			open = e
+		case storev1.EpochState_EPOCH_STATE_DRAINING:
+			stated = e.Number
 		}
 	}
 	if open == nil || rows[meta.Epoch] == nil {
@@ -57,7 +61,7 @@ func (p *replay) settleEpochs(ctx context.Context) error {
 			draining = 0
 		}
 	}
-	if old == open.Number && draining == meta.Draining &&
+	if old == open.Number && draining == meta.Draining && draining == stated &&
 		(draining == 0 || rows[draining].State == storev1.EpochState_EPOCH_STATE_DRAINING) {
 		return nil
 	}
@@ -199,6 +203,7 @@ func (p *replay) stateEpochs(ctx context.Context, meta *storev1.Meta, rows map[u
 			cancelled[number] = len(statements)
 			state(receipt.EpochCancelled, e)
 			endRetiring(e)
+			e.CalledOff = true
 		}
 		switch {
 		case number == draining:

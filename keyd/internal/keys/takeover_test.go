@@ -70,7 +70,7 @@ func TestTakenOver(t *testing.T) {
 	}
 	two.Close()
 	one.Close()
-	if _, err := keys.Open(t.Context(), r.config()); !errors.Is(err, ledger.ErrForked) { // by the destruction that it did not acknowledge
+	if _, err := keys.Open(t.Context(), r.config()); !errors.Is(err, keys.ErrOvertaken) { // by the destruction that it did not acknowledge
 		t.Errorf("the older one, again: %v", err)
 	}
 	r.Keys = nil

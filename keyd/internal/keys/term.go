@@ -32,6 +32,12 @@ import (
 // although no entry need be missing.
 var ErrCopyServed = fmt.Errorf("%w: a copy of it has served since it did, with keys that it may lack, or the anchor is an older one; it must be replayed before it serves", ledger.ErrBehind)
 
+// ErrOvertaken: the store holds entries that the anchor does not, and so were
+// never acknowledged, of a time when another keyd took over. They took effect in
+// the store: what they destroyed is gone from it, so they cannot be taken out. It
+// is ledger.ErrForked.
+var ErrOvertaken = fmt.Errorf("%w: another keyd has taken over since this store was served, and this one has logged what was never acknowledged; the anchor is right, and the store that was served last", ledger.ErrDiverged)
+
 // anchorCheckInterval is how often a running keyd compares store and anchor,
 // and looks whether another one has taken over.
 const anchorCheckInterval = 10 * time.Second

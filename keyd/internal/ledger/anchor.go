@@ -120,6 +120,9 @@ var (
 	// ErrForked: the anchor holds something else under that size, or is another
 	// ledger's.
 	ErrForked = errors.New("anchor holds another history")
+	// ErrDiverged: that is so of an object of this ledger: neither it nor the
+	// store is a prefix of the other. It is ErrForked.
+	ErrDiverged = fmt.Errorf("%w than the store", ErrForked)
 	// ErrSuperseded: another keyd has entered a later term.
 	ErrSuperseded = errors.New("another keyd has taken over the anchor, with a copy of this store")
 	// ErrAnchorDamaged: an object is missing, truncated or edited.

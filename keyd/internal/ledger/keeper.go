@@ -515,7 +515,7 @@ func (k *Keeper) match(ctx context.Context, o Object) error {
 			return err
 		}
 		if root != c.Root {
-			return fmt.Errorf("%w: the store has another root of size %d", ErrForked, o.Size)
+			return fmt.Errorf("%w: the store has another root of size %d", ErrDiverged, o.Size)
 		}
 		f, err := readFrontier(r, o.From)
 		if err != nil {
@@ -547,7 +547,7 @@ func (k *Keeper) match(ctx context.Context, o Object) error {
 		}
 		ok, err := f.extend(next, c)
 		if err == nil && !ok {
-			err = fmt.Errorf("%w: the store's %d entries are not the anchor's", ErrForked, h.Size)
+			err = fmt.Errorf("%w: the store's %d entries are not the anchor's", ErrDiverged, h.Size)
 		}
 		return err
 	})

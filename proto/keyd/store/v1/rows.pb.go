@@ -589,10 +589,13 @@ type Epoch struct {
 	// The retirement stands still: an operator keeps the root.
 	Kept bool `protobuf:"varint,16,opt,name=kept,proto3" json:"kept,omitempty"`
 	// Ledger indexes, plus one, of the newest entry of each kind.
-	SanitisedAt   uint64 `protobuf:"varint,17,opt,name=sanitised_at,json=sanitisedAt,proto3" json:"sanitised_at,omitempty"`
-	RetiringAt    uint64 `protobuf:"varint,18,opt,name=retiring_at,json=retiringAt,proto3" json:"retiring_at,omitempty"`
-	CancelledAt   uint64 `protobuf:"varint,19,opt,name=cancelled_at,json=cancelledAt,proto3" json:"cancelled_at,omitempty"`
-	ClosedAt      uint64 `protobuf:"varint,20,opt,name=closed_at,json=closedAt,proto3" json:"closed_at,omitempty"`
+	SanitisedAt uint64 `protobuf:"varint,17,opt,name=sanitised_at,json=sanitisedAt,proto3" json:"sanitised_at,omitempty"`
+	RetiringAt  uint64 `protobuf:"varint,18,opt,name=retiring_at,json=retiringAt,proto3" json:"retiring_at,omitempty"`
+	CancelledAt uint64 `protobuf:"varint,19,opt,name=cancelled_at,json=cancelledAt,proto3" json:"cancelled_at,omitempty"`
+	ClosedAt    uint64 `protobuf:"varint,20,opt,name=closed_at,json=closedAt,proto3" json:"closed_at,omitempty"`
+	// The newest cancellation is a replay's, which needed the root, and not that of
+	// an operator who keeps it.
+	CalledOff     bool `protobuf:"varint,21,opt,name=called_off,json=calledOff,proto3" json:"called_off,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -765,6 +768,13 @@ func (x *Epoch) GetClosedAt() uint64 {
 		return x.ClosedAt
 	}
 	return 0
+}
+
+func (x *Epoch) GetCalledOff() bool {
+	if x != nil {
+		return x.CalledOff
+	}
+	return false
 }
 
 // Rewrap is how far the draining of an epoch has come.
@@ -2415,7 +2425,7 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\ato_size\x18\x04 \x01(\x04R\x06toSize\x12\x17\n" +
 	"\adone_ms\x18\x05 \x01(\x03R\x06doneMs\x12\x1d\n" +
 	"\n" +
-	"called_off\x18\x06 \x03(\rR\tcalledOff\"\x88\x05\n" +
+	"called_off\x18\x06 \x03(\rR\tcalledOff\"\xa7\x05\n" +
 	"\x05Epoch\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12/\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x19.keyd.store.v1.EpochStateR\x05state\x12\x17\n" +
@@ -2443,7 +2453,9 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\vretiring_at\x18\x12 \x01(\x04R\n" +
 	"retiringAt\x12!\n" +
 	"\fcancelled_at\x18\x13 \x01(\x04R\vcancelledAt\x12\x1b\n" +
-	"\tclosed_at\x18\x14 \x01(\x04R\bclosedAt\"\xd4\x01\n" +
+	"\tclosed_at\x18\x14 \x01(\x04R\bclosedAt\x12\x1d\n" +
+	"\n" +
+	"called_off\x18\x15 \x01(\bR\tcalledOff\"\xd4\x01\n" +
 	"\x06Rewrap\x12\x16\n" +
 	"\x06cursor\x18\x01 \x01(\fR\x06cursor\x12\x14\n" +
 	"\x05total\x18\x02 \x01(\x04R\x05total\x12\x1c\n" +
