@@ -5,7 +5,6 @@ import (
 	"time"
 
 	keydv1 "lethe/proto/keyd/v1"
-	"lethe/sdk/receipt"
 )
 
 // epochs asks keyd how its epochs are.
@@ -70,24 +69,11 @@ func TestKilledWhileEpochsTurn(t *testing.T) {
 	}
 	d.verify(lives, pinned)
 	// The first destruction that was acknowledged, in an epoch long closed.
-	ledger := keydv1.NewLedgerServiceClient(d.conn())
 	for _, l := range lives {
 		if l.receipt == nil {
 			continue
 		}
-		res, err := ledger.GetReceipt(t.Context(), &keydv1.GetReceiptRequest{
-			Tenant: "acme", By: &keydv1.GetReceiptRequest_RequestId{RequestId: l.request().RequestID},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		v, err := receipt.Verify(res.Receipt, pinned)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if st := v.Stages(); st.Sanitised.IsZero() || st.Final.IsZero() {
-			t.Errorf("stages %+v", st)
-		}
+		d.final(l, pinned)
 		break
 	}
 }

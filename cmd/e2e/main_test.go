@@ -220,6 +220,43 @@ func of(tenant, subject string) sdk.Target {
 	return sdk.Target{Tenant: tenant, Subject: subject, Class: "memory"}
 }
 
+// fill makes keys of so many times 256 subjects of whom nothing more is wanted,
+// so that a turn has something to do.
+func (d *deployment) fill(batches int) {
+	d.t.Helper()
+	keys := keydv1.NewKeyServiceClient(d.conn())
+	for batch := range batches {
+		req := &keydv1.GetBlobKeysRequest{}
+		for i := range 256 {
+			req.Queries = append(req.Queries, &keydv1.BlobKeyQuery{
+				Tenant: "acme", SubjectId: fmt.Appendf(nil, "filler %d %d", batch, i), Class: "memory", Purpose: keydv1.Purpose_PURPOSE_SEAL,
+			})
+		}
+		if _, err := keys.GetBlobKeys(d.t.Context(), req); err != nil {
+			d.t.Fatal(err)
+		}
+	}
+}
+
+// final fails unless the receipt of somebody's destruction says that it is
+// sanitised and final.
+func (d *deployment) final(l *life, pinned *receipt.Keys) {
+	d.t.Helper()
+	res, err := keydv1.NewLedgerServiceClient(d.conn()).GetReceipt(d.t.Context(), &keydv1.GetReceiptRequest{
+		Tenant: "acme", By: &keydv1.GetReceiptRequest_RequestId{RequestId: l.request().RequestID},
+	})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	v, err := receipt.Verify(res.Receipt, pinned)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if st := v.Stages(); st.Sanitised.IsZero() || st.Final.IsZero() {
+		d.t.Errorf("stages %+v", st)
+	}
+}
+
 // bounded is a context that ends before a test hangs.
 func bounded(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)

@@ -183,18 +183,8 @@ func TestTurnsOnAFullStoreDisk(t *testing.T) {
 		"--kek-lease", "500ms", "--soak", "500ms", "--root-waiting", "500ms", "--rewrap-rate", "2000")
 	d.tenant("acme", time.Minute)
 	pinned, c := d.pinned(), d.client()
-	admin, keys := keydv1.NewAdminServiceClient(d.conn()), keydv1.NewKeyServiceClient(d.conn())
-	for batch := range 8 {
-		req := &keydv1.GetBlobKeysRequest{}
-		for i := range 256 {
-			req.Queries = append(req.Queries, &keydv1.BlobKeyQuery{
-				Tenant: "acme", SubjectId: fmt.Appendf(nil, "filler %d %d", batch, i), Class: "memory", Purpose: keydv1.Purpose_PURPOSE_SEAL,
-			})
-		}
-		if _, err := keys.GetBlobKeys(t.Context(), req); err != nil {
-			t.Fatal(err)
-		}
-	}
+	admin := keydv1.NewAdminServiceClient(d.conn())
+	d.fill(8)
 	var lives []*life
 	for i := range 20 {
 		l := &life{subject: fmt.Sprint("subject ", i), plain: random(50)}

@@ -11,7 +11,6 @@ import (
 
 	"lethe/keyd/kms/awskms/awstest"
 	keydv1 "lethe/proto/keyd/v1"
-	"lethe/sdk/receipt"
 )
 
 // holding has a KMS take calls and not answer them, so that keyd stands still
@@ -126,18 +125,7 @@ func TestKilledAtEveryStateOfATurn(t *testing.T) {
 		"--kek-lease", "2s", "--soak", "2s", "--rewrap-rate", "1000")
 	d.tenant("acme", time.Minute)
 	pinned := d.pinned()
-	keys := keydv1.NewKeyServiceClient(d.conn())
-	for batch := range 8 {
-		req := &keydv1.GetBlobKeysRequest{}
-		for i := range 256 {
-			req.Queries = append(req.Queries, &keydv1.BlobKeyQuery{
-				Tenant: "acme", SubjectId: fmt.Appendf(nil, "filler %d %d", batch, i), Class: "memory", Purpose: keydv1.Purpose_PURPOSE_SEAL,
-			})
-		}
-		if _, err := keys.GetBlobKeys(t.Context(), req); err != nil {
-			t.Fatal(err)
-		}
-	}
+	d.fill(8)
 	var lives []*life
 	grow := func(n int) {
 		t.Helper()
@@ -224,19 +212,7 @@ func TestKilledAtEveryStateOfATurn(t *testing.T) {
 	if err != nil || !strings.Contains(string(said), "is asked for again") {
 		t.Errorf("keyd does not tell of what may be left over: %v", err)
 	}
-	res, err := keydv1.NewLedgerServiceClient(d.conn()).GetReceipt(t.Context(), &keydv1.GetReceiptRequest{
-		Tenant: "acme", By: &keydv1.GetReceiptRequest_RequestId{RequestId: lives[0].request().RequestID},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	v, err := receipt.Verify(res.Receipt, pinned)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if st := v.Stages(); st.Sanitised.IsZero() || st.Final.IsZero() {
-		t.Errorf("stages %+v", st)
-	}
+	d.final(lives[0], pinned)
 }
 
 // standsStill waits until keyd has come to a standstill, and stays there.

@@ -44,7 +44,7 @@ no keyd.`,
 		v := struct {
 			Grants []keyd.Grant `json:"grants"`
 		}{policy.Grants()}
-		for _, who := range holdsAlone(v.Grants) {
+		for _, who := range placeAndRelease(v.Grants) {
 			a.note("%s can both place and release legal holds", who)
 		}
 		return a.print(v, func(w io.Writer) {
@@ -57,9 +57,9 @@ no keyd.`,
 	})
 }
 
-// holdsAlone are the principals who have, for one tenant, both roles that are
+// placeAndRelease are the principals who have, for one tenant, both roles that are
 // apart so that nobody ends a hold unseen.
-func holdsAlone(grants []keyd.Grant) (who []string) {
+func placeAndRelease(grants []keyd.Grant) (who []string) {
 	roles := make(map[string][]string) // of a principal, for a tenant
 	of := func(principal, tenant string) string { return principal + " " + tenant }
 	for _, g := range grants {

@@ -23,9 +23,8 @@ const (
 )
 
 // lookForRevived asks the KMS for the roots of the newest closed epochs, and for
-// those that it has found before. Only
-// its word that a root is there counts: an error is neither one nor the other,
-// and leaves what was known.
+// those that it has found before. Only its word that a root is there counts: an
+// error is neither one nor the other, and leaves what was known.
 func (d *duties) lookForRevived(ctx context.Context, all []*storev1.Epoch) {
 	k := d.k
 	now := k.now()

@@ -42,6 +42,7 @@ type Access struct {
 	told    atomic.Int64  // when the log last had one, in Unix seconds
 
 	reload  sync.Mutex
+	reading atomic.Pointer[time.Time] // since when the files are being read; nil: they are not
 	current atomic.Pointer[admission]
 	stale   atomic.Pointer[error] // why the files could not be read again; nil: they could
 }
@@ -76,8 +77,6 @@ func Load(files Files, now func() time.Time, log *slog.Logger) (*Access, error) 
 // ill: their file system may hang.
 const slowReload = 10 * time.Second
 
-var errSlow = errors.New("they are still being read")
-
 func (m *admission) config(now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
@@ -96,8 +95,9 @@ func (m *admission) config(now func() time.Time) *tls.Config {
 func (a *Access) Reload() error {
 	a.reload.Lock()
 	defer a.reload.Unlock()
-	slow := time.AfterFunc(slowReload, func() { a.stale.Store(&errSlow) })
-	defer slow.Stop()
+	begun := time.Now()
+	a.reading.Store(&begun)
+	defer a.reading.Store(nil)
 	next, err := a.files.load(a.now())
 	if err != nil {
 		a.stale.Store(&err)
@@ -210,8 +210,10 @@ func (a *Access) Status() *keydv1.ComponentStatus {
 	m := a.current.Load()
 	end := m.certificate.Leaf.NotAfter
 	s := &keydv1.ComponentStatus{Name: "access"}
-	stale := a.stale.Load()
+	stale, reading := a.stale.Load(), a.reading.Load()
 	switch {
+	case reading != nil && time.Since(*reading) > slowReload:
+		s.Detail = "the policy and certificates are being read again since " + stamp(*reading) + "; those before hold"
 	case stale != nil:
 		s.Detail = "the policy and certificates were not read again, those before hold: " + (*stale).Error()
 	case a.now().After(end):

@@ -7,7 +7,9 @@ import (
 	"encoding/pem"
 	"io"
 	"log/slog"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/credentials"
@@ -100,4 +102,23 @@ func BenchmarkBegin(b *testing.B) {
 			}
 		}
 	})
+}
+
+// Files whose disk hangs make admission ill, although those before hold.
+func TestSlowReloadIsTold(t *testing.T) {
+	p, _ := guarded(t)
+	if s := p.access.Status(); !s.Healthy {
+		t.Fatal(s.Detail)
+	}
+	begun := time.Now().Add(-2 * slowReload)
+	p.access.reading.Store(&begun)
+	if s := p.access.Status(); s.Healthy || !strings.Contains(s.Detail, "being read again since") {
+		t.Errorf("%v: %s", s.Healthy, s.Detail)
+	}
+	if err := p.access.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	if s := p.access.Status(); !s.Healthy {
+		t.Errorf("afterwards: %s", s.Detail)
+	}
 }

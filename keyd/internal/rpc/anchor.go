@@ -26,8 +26,8 @@ type Anchors interface {
 // anchorMethods begins the names of AnchorService's methods.
 const anchorMethods = "/keyd.v1.AnchorService/"
 
-// AnchorOptions let requests be as large as an anchor's objects. A caller whom
-// the policy allows nothing of what he asks for is refused before his is read.
+// AnchorOptions let requests be as large as an anchor's objects. A call
+// that the policy denies whatever it says is refused before its message is read.
 func AnchorOptions(p *policy.Policy) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(ledger.MaxObject + 1<<10),
