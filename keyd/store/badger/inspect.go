@@ -301,7 +301,7 @@ func (d *directory) checkRegistry() error {
 func checkTable(name string) error {
 	b, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return damaged(name, "is missing")
+		return damaged(name, "is missing, and %s lists it", manifestName)
 	}
 	if err != nil {
 		return fmt.Errorf("store: %w", err)
