@@ -17,6 +17,7 @@ type Reader struct {
 	r       io.Reader
 	s       *openedStream
 	workers int
+	crew    crew // all but the caller's goroutine
 
 	turn  *openTurn   // being handed out
 	busy  []*openTurn // read ahead and being opened, oldest first
@@ -156,7 +157,9 @@ func (o *Opener) NewReaderAfter(ctx context.Context, h *Header, r io.Reader, bou
 	if err != nil {
 		return nil, err
 	}
-	return &Reader{ctx: ctx, o: o, r: r, s: s, workers: opts.workers()}, nil
+	sr := &Reader{ctx: ctx, o: o, r: r, s: s, workers: opts.workers()}
+	sr.crew.size = sr.workers - 1
+	return sr, nil
 }
 
 // OpenedBy returns the id of the key that opens the stream, as AppendBy does.
@@ -262,12 +265,12 @@ func (r *Reader) nextTurn() *openTurn {
 		for len(r.busy) < r.workers-1 && !r.ended {
 			r.read()
 			if ahead := r.busy[len(r.busy)-1]; ahead.count > 0 {
-				go ahead.parts.share(ahead.opening(r.s))
+				r.crew.share(&ahead.parts)
 			}
 		}
 	}
-	if r.workers > 1 {
-		t.finish(r.s)
+	if r.workers > 1 && t.count > 0 {
+		r.finish(t)
 	}
 	return t
 }
@@ -310,22 +313,19 @@ func (r *Reader) read() {
 	r.next += uint64(t.count)
 	r.busy = append(r.busy, t)
 	if t.count > 0 {
-		t.parts.start(t.count)
+		t.parts.start(t.count, func(i int) { _, t.outcomes[i] = t.open(r.s, i, t.sealed(i)) }) // in place
 	}
 }
 
-// opening opens a segment in place.
-func (t *openTurn) opening(s *openedStream) func(i int) {
-	return func(i int) { _, t.outcomes[i] = t.open(s, i, t.sealed(i)) }
-}
-
-// finish opens what is left and waits for the others, and finds how many
-// segments are good up to the first that is not.
-func (t *openTurn) finish(s *openedStream) {
-	if t.count == 0 {
-		return
+// finish opens what is left of t and helps with those that follow until the
+// others are done with it, and finds how many segments are good up to the first
+// that is not.
+func (r *Reader) finish(t *openTurn) {
+	t.parts.share()
+	for _, next := range r.busy {
+		next.parts.until(&t.parts)
 	}
-	t.parts.finish(t.opening(s))
+	<-t.parts.done
 	for t.good < t.count {
 		if err := t.outcomes[t.good]; err != nil {
 			t.err = err

@@ -21,6 +21,7 @@ type Writer struct {
 	cipher  *segmentCipher
 	head    []byte // header and context tag, until written
 	workers int
+	crew    crew // all but the caller's goroutine
 
 	turn  *sealTurn   // being filled
 	busy  []*sealTurn // being sealed, oldest first
@@ -57,6 +58,7 @@ func (s *Sealer) NewWriter(ctx context.Context, w io.Writer, bound Context, opts
 		return nil, err
 	}
 	sw := &Writer{ctx: ctx, s: s, w: w, workers: opts.workers()}
+	sw.crew.size = sw.workers - 1
 	var nonce [streamNonceSize]byte
 	rand.Read(nonce[:]) // never fails
 	var tag [contextTagSize]byte
@@ -129,11 +131,6 @@ func (t *sealTurn) seal(c *segmentCipher) {
 	for ; t.sealed <= t.at; t.sealed++ {
 		t.sealSegment(c, t.sealed)
 	}
-}
-
-// sealing seals a segment.
-func (t *sealTurn) sealing(c *segmentCipher) func(i int) {
-	return func(i int) { t.sealSegment(c, i) }
 }
 
 func (t *sealTurn) sealSegment(c *segmentCipher, i int) {
@@ -255,17 +252,21 @@ func (w *Writer) flush() error {
 
 // share has the other workers begin to seal t.
 func (w *Writer) share(t *sealTurn) {
-	t.parts.start(t.at + 1)
+	t.parts.start(t.at+1, func(i int) { t.sealSegment(w.cipher, i) })
 	w.busy = append(w.busy, t)
-	go t.parts.share(t.sealing(w.cipher))
+	w.crew.share(&t.parts)
 }
 
-// finishOldest returns the oldest turn that is being sealed, and helps to
-// seal it.
+// finishOldest returns the oldest turn that is being sealed, once it is, and
+// helps to seal it and those that follow.
 func (w *Writer) finishOldest() *sealTurn {
 	t := w.busy[0]
 	w.busy = append(w.busy[:0], w.busy[1:]...)
-	t.parts.finish(t.sealing(w.cipher))
+	t.parts.share()
+	for _, next := range w.busy {
+		next.parts.until(&t.parts)
+	}
+	<-t.parts.done
 	return t
 }
 
