@@ -1,11 +1,16 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	keydv1 "lethe/proto/keyd/v1"
 	"lethe/sdk/sdktest"
 )
 
@@ -49,6 +54,26 @@ func TestEpochTurn(t *testing.T) {
 	c.fails(18, "", "epoch", "resume", "2")
 	c.fails(14, "", "epoch", "cancel", "9")
 	c.fails(14, "", "epoch", "turn", "--epoch", "9")
+}
+
+// The status tells how far a turn is, what is left of it, and that a final_by was
+// missed.
+func TestEpochProgress(t *testing.T) {
+	e := &keydv1.Epoch{
+		Number: 7, State: keydv1.EpochState_EPOCH_STATE_DRAINING, RowsTotal: 400, RowsRewrapped: 115, RowsDead: 3, RowsDamaged: 2,
+		Eta: durationpb.New(210 * time.Second), FinalBy: timestamppb.New(time.Date(2026, 3, 9, 12, 0, 0, 0, time.UTC)), Late: true,
+		WaitingFor: "its keys to be carried over",
+	}
+	row := strings.Join(newEpochResult(e).row(), "|")
+	for _, want := range []string{"7|draining|", "|120 of 400, 2 DAMAGED, 3m30s left|", "|by 2026-03-09", " LATE|", "|its keys to be carried over|"} {
+		if !strings.Contains(row, want) {
+			t.Errorf("%q does not say %q", row, want)
+		}
+	}
+	b, err := json.Marshal(newEpochResult(e))
+	if err != nil || !strings.Contains(string(b), `"eta_seconds":210,`) || !strings.Contains(string(b), `"late":true`) {
+		t.Errorf("%s, %v", b, err)
+	}
 }
 
 func TestEpochUsage(t *testing.T) {

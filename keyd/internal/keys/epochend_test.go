@@ -626,6 +626,31 @@ func TestSecondVerification(t *testing.T) {
 	}
 }
 
+// A root soaks for as long as a keyd that is cut off may hold its KEKs, however
+// short the soak is set.
+func TestSoakCoversTheLeaseOfKEKs(t *testing.T) {
+	r, _, _ := newMemoryRig(t)
+	cfg := r.config()
+	cfg.Soak = time.Second
+	r.Keys.Close()
+	var err error
+	if r.Keys, err = keys.Open(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	r.clock.Advance(keys.BeatLapse + time.Second)
+	rec := r.destroy("ann", "r1")
+	if by, want := r.verify(rec).Stages().FinalBy, r.epoch(1).PlannedEnd.AsTime().Add(cfg.DrainBudget+cfg.KEKLease+r.kms.Waiting()); by.Before(want) {
+		t.Errorf("final by %v, before %v", by, want)
+	}
+	r.turn()
+	r.clock.Advance(cfg.KEKLease - time.Second)
+	r.work()
+	r.wantState(1, drained)
+	r.clock.Advance(2 * time.Second)
+	r.work()
+	r.wantState(1, retiring)
+}
+
 // What the clock triggers stops when the clock has jumped, until an operator
 // says that it is right.
 func TestClockJumps(t *testing.T) {
