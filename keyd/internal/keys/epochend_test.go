@@ -651,6 +651,47 @@ func TestSoakCoversTheLeaseOfKEKs(t *testing.T) {
 	r.wantState(1, retiring)
 }
 
+// A pass over all rows that takes long asks the KMS for its KEKs again: it uses
+// none for longer than their lease.
+func TestLongPassesRenewTheirKEKs(t *testing.T) {
+	r, _, kms := newMemoryRig(t)
+	f := newRefusals(kms.KMS)
+	kms.KMS = f
+	p := r.populate(60)
+	cfg := r.config()
+	var slow atomic.Bool
+	cfg.Clock = func() time.Time {
+		if slow.Load() {
+			r.clock.Advance(cfg.KEKLease / 20)
+		}
+		return r.clock.Now()
+	}
+	r.Keys.Close()
+	var err error
+	if r.Keys, err = keys.Open(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	r.clock.Advance(keys.BeatLapse + time.Second)
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	r.stepTo(1, draining)
+	for _, pass := range []struct {
+		what string
+		keks int // that it needs: keyd's own and the tenant's
+	}{{"carrying over", 4}, {"the verification", 2}} {
+		before := f.count("unwrap")
+		slow.Store(true)
+		_, err := r.StepDuties(t.Context())
+		slow.Store(false)
+		if n := f.count("unwrap") - before; err != nil || n <= pass.keks {
+			t.Errorf("%s: %d KEKs were asked for, %v", pass.what, n, err)
+		}
+	}
+	r.wantState(1, drained)
+	p.check()
+}
+
 // What the clock triggers stops when the clock has jumped, until an operator
 // says that it is right.
 func TestClockJumps(t *testing.T) {

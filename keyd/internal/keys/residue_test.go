@@ -3,13 +3,16 @@ package keys_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
+	"lethe/keyd/backup"
 	"lethe/keyd/internal/keys"
 	"lethe/keyd/store/badger"
 	storev1 "lethe/proto/keyd/store/v1"
@@ -159,6 +162,74 @@ func TestResidue(t *testing.T) {
 		if len(report.Residue) != 1 || report.Residue[0] != (keys.Residue{File: "lost", Offset: 66, Epoch: 1, KeyID: id}) {
 			t.Errorf("a stray copy: %+v", report)
 		}
+	}
+}
+
+// inEveryFile are the rows of a store that nobody has open, as whoever has its
+// files finds them: where newer copies of a row hide older ones, one that holds a key.
+func inEveryFile(t *testing.T, store string) map[string][]byte {
+	t.Helper()
+	files, err := badger.OpenFiles(store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer files.Close()
+	all := make(map[string][]byte)
+	unread, err := files.Rows(func(key, value []byte) {
+		if len(value) > len(all[string(key)]) {
+			all[string(key)] = bytes.Clone(value)
+		}
+	})
+	if err != nil || len(unread) != 0 {
+		t.Fatalf("unread: %q, %v", unread, err)
+	}
+	return all
+}
+
+// Once an epoch is closed, a copy of the store and a backup from before, all that
+// lies in any of their files, and the KMS open no key; while it is not, they do.
+func TestGuaranteeBackupProofInEveryFile(t *testing.T) {
+	r := newRig(t)
+	store := filepath.Join(r.dir, "store")
+	p := r.populate(3)
+	p.destroy("person-0") // and the wrapped key lies in a file still
+	r.close()
+	copied := filepath.Join(t.TempDir(), "copied")
+	if err := os.CopyFS(copied, os.DirFS(store)); err != nil {
+		t.Fatal(err)
+	}
+	r.open(false)
+	in, err := backup.NewReader(bytes.NewReader(r.backup()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	restored := filepath.Join(t.TempDir(), "restored")
+	if err := badger.Restore(t.Context(), restored, in); err != nil {
+		t.Fatal(err)
+	}
+	p.destroy("person-1")
+	opened := func(dir string) string {
+		rows := inEveryFile(t, dir)
+		names := append(p.opensAny(rows, p.dead), p.opensAny(rows, p.keys)...)
+		slices.Sort(names)
+		return fmt.Sprint(names)
+	}
+	if got := opened(copied); got != "[person-0 person-1 person-2]" {
+		t.Errorf("while the root lives, the copy opens %s: the test sees too little", got)
+	}
+	if got := opened(restored); got != "[person-1 person-2]" {
+		t.Errorf("while the root lives, the backup opens %s, and should who lived when it was taken", got)
+	}
+	r.turn()
+	r.closeEpoch(1)
+	r.close()
+	for what, dir := range map[string]string{"the copy": copied, "the backup": restored} {
+		if got := opened(dir); got != "[]" {
+			t.Errorf("after the epoch is closed, %s opens %s", what, got)
+		}
+	}
+	if got := opened(store); got != "[person-2]" {
+		t.Errorf("the store opens %s, and should who lives", got)
 	}
 }
 

@@ -33,7 +33,7 @@ type Store interface {
 	DropRange(ctx context.Context, prefix []byte) error
 
 	// Backup writes a consistent copy of the store, as of some instant during
-	// the call, to w.
+	// the call, to w: no deleted rows, and no values that were overwritten.
 	Backup(ctx context.Context, w io.Writer) error
 
 	// Check reports whether the store can take writes now; its error wraps

@@ -11,7 +11,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/pb"
+	"github.com/dgraph-io/ristretto/v2/z"
 	"google.golang.org/protobuf/proto"
 
 	"lethe/keyd/internal/keys"
@@ -26,7 +28,8 @@ func (s *Store) Kind() string { return Kind }
 // Backup implements keys.Store. It writes Badger's backup format: lists of rows
 // as protobuf, each after its length. The format has no checksum and no end
 // mark, so the caller frames it; Restore takes a stream that was cut between
-// two lists for a whole one.
+// two lists for a whole one. Badger's own backup has the older versions of rows
+// too, as long as no compaction has come by: keys that were overwritten.
 func (s *Store) Backup(ctx context.Context, w io.Writer) error {
 	snap, err := s.begin(ctx)
 	if err != nil {
@@ -36,13 +39,46 @@ func (s *Store) Backup(ctx context.Context, w io.Writer) error {
 	out := &backupWriter{ctx: ctx, w: w}
 	stream := s.db.NewStreamAt(snap.ts)
 	stream.NumGo = 2
-	if _, err := stream.Backup(out, 0); err != nil {
-		if out.err != nil {
+	stream.KeyToList = newestVersion
+	stream.Send = func(buf *z.Buffer) error {
+		list, err := badger.BufferToKVList(buf)
+		if err != nil {
+			return err
+		}
+		b, err := proto.Marshal(list)
+		if err != nil {
+			return err
+		}
+		if err := binary.Write(out, binary.LittleEndian, uint64(len(b))); err != nil {
+			return err
+		}
+		_, err = out.Write(b)
+		return err
+	}
+	if err := stream.Orchestrate(ctx); err != nil {
+		switch {
+		case out.err != nil:
 			return out.err
+		case ctx.Err() != nil:
+			return ended(ctx.Err())
 		}
 		return readError(err)
 	}
 	return nil
+}
+
+// newestVersion is the row that an iterator over all versions has come to, of
+// which it is at the newest; nothing if it is deleted.
+func newestVersion(key []byte, it *badger.Iterator) (*pb.KVList, error) {
+	item := it.Item()
+	if item.IsDeletedOrExpired() {
+		return new(pb.KVList), nil
+	}
+	value, err := item.ValueCopy(nil)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.KVList{Kv: []*pb.KV{{Key: key, Value: value, Version: item.Version()}}}, nil
 }
 
 // backupWriter ends a backup with its context, and keeps the writer's error,

@@ -90,6 +90,8 @@ func backup(t *testing.T, h Harness) {
 	fill(t, h.Store, "row", 3000, []byte("value"))
 	put(t, h.Store, "a", "0", "b", "0", "gone", "1", "empty", "", "\xff\xff", "1")
 	put(t, h.Store, "gone", "2")
+	put(t, h.Store, "overwritten", "what no copy may have")
+	put(t, h.Store, "overwritten", "")
 	mustUpdate(t, h.Store, func(tx keys.Tx) error { return tx.Delete([]byte("gone")) })
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -109,6 +111,9 @@ func backup(t *testing.T, h Harness) {
 	wg.Wait()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if bytes.Contains(buf.Bytes(), []byte("what no copy may have")) {
+		t.Error("the backup has the value of a row that was overwritten before")
 	}
 	s := h.Restore(t, &buf)
 	view(t, s, func(r keys.Reader) error {
