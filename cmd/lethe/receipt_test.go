@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"lethe/sdk/receipt"
+	"lethe/sdk/sdktest"
 )
 
 func TestReceiptVerify(t *testing.T) {
@@ -129,7 +130,7 @@ func TestReceiptVerifyStage(t *testing.T) {
 
 // Who waits is told for what, and how long at most.
 func TestReceiptGetWaits(t *testing.T) {
-	c := newCLI(t)
+	c := newCLI(t, sdktest.WithEpochs(time.Hour, time.Hour))
 	c.ok("", "destroy", "--tenant", "acme", "--subject", "alice", "--reason", "r", "--yes", "--request-id", "r1")
 	get := []string{"receipt", "get", "--tenant", "acme", "--request-id", "r1"}
 	said := c.fails(16, "", append(get, "--wait", "final", "--wait-at-most", "1ms", "-o", c.path("receipt"))...)
@@ -142,6 +143,14 @@ func TestReceiptGetWaits(t *testing.T) {
 	c.fails(2, "", append(get, "--wait-at-most", "1s")...)
 	c.fails(2, "", append(get, "--wait", "final", "--wait-at-most", "soon")...)
 	c.fails(2, "", append(get, "--wait", "final", "--wait-at-most", "0s")...)
+
+	// What is sanitised is not final.
+	c.ok("", "epoch", "turn", "--wait", "sanitised")
+	c.ok("", append(get, "--wait", "sanitised", "-o", c.path("receipt"))...)
+	said = c.fails(16, "", append(get, "--wait", "final", "--wait-at-most", "1ms")...)
+	if !strings.Contains(said, "does not say final yet") {
+		t.Errorf("of a receipt that is sanitised: %s", said)
+	}
 }
 
 // Not one bit of a receipt could be another.

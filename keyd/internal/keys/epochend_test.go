@@ -23,7 +23,7 @@ import (
 // A root's destruction that is called off in the KMS itself is noticed, stated
 // and not worked against; the receipt takes back what it promised.
 func TestRootIsKept(t *testing.T) {
-	for _, how := range []string{"in the KMS", "through keyd", "before it was scheduled"} {
+	for _, how := range []string{"in the KMS", "in the KMS, which leaves it disabled", "through keyd", "before it was scheduled"} {
 		t.Run(how, func(t *testing.T) {
 			r, _, _ := newMemoryRig(t)
 			p := r.populate(3)
@@ -36,9 +36,14 @@ func TestRootIsKept(t *testing.T) {
 				r.work()
 				r.wantState(1, retiring)
 			}
-			if how == "in the KMS" {
+			if strings.HasPrefix(how, "in the KMS") {
 				if err := r.kms.Cancel(t.Context(), root); err != nil {
 					t.Fatal(err)
+				}
+				if strings.HasSuffix(how, "disabled") { // as AWS does
+					if err := r.kms.Disable(t.Context(), root); err != nil {
+						t.Fatal(err)
+					}
 				}
 			} else if err := r.CancelRetirement(t.Context(), 1); err != nil {
 				t.Fatal(err)
