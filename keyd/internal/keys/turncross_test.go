@@ -488,6 +488,46 @@ func TestFencing(t *testing.T) {
 	}
 }
 
+// Nor does it have the KMS do what cannot be undone.
+func TestFencedFromTheKMS(t *testing.T) {
+	r, _, kms := newMemoryRig(t)
+	r.populate(2)
+	if err := r.TakeDuties(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.turn()
+	r.clock.Advance(3 * time.Hour) // through the soak
+	if err := r.Beat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	other := r.another()
+	if _, err := other.StepDuties(t.Context()); err != nil { // sees who has them
+		t.Fatal(err)
+	}
+	taken, scheduled := false, false
+	kms.fault = func(op string) fault {
+		switch op {
+		case "unwrap": // for the verification
+			if !taken {
+				taken = true
+				r.clock.Advance(keys.BeatLapse + time.Second)
+				if err := other.TakeDuties(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		case "schedule":
+			scheduled = true
+		}
+		return none
+	}
+	if again, err := r.StepDuties(t.Context()); again || err != nil || !taken {
+		t.Errorf("the one that was taken for gone: %v, %v, taken for gone %v", again, err, taken)
+	}
+	if scheduled {
+		t.Error("it has a root destroyed")
+	}
+}
+
 // commits counts the commits of a store, and stops at those that a test wants.
 type commits struct {
 	mu   sync.Mutex
