@@ -35,10 +35,16 @@ type Sealer struct {
 type prefix struct {
 	bytes [xaesPrefixSize]byte
 	aead  cipher.AEAD
-	used  atomic.Int64
 	// front is what a blob without context begins with: header and prefix.
 	front []byte
+	// used lies in a cache line of its own: each blob writes it, and those who
+	// seal beside it on other processors read the rest.
+	_    [cacheLine]byte
+	used atomic.Int64
+	_    [cacheLine]byte
 }
+
+const cacheLine = 64
 
 // NewSealer makes a sealer under one key. The key is not used after the call
 // returns, and can be wiped.
