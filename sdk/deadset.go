@@ -99,7 +99,7 @@ func (d *deadSet) judge(l *lease, began uint64) (o keydv1.Outcome, refused bool)
 	return o, refused
 }
 
-// final reports whether a key of this outcome is dead for good.
-func final(o keydv1.Outcome) bool {
-	return o == keydv1.Outcome_OUTCOME_ERASED || o == keydv1.Outcome_OUTCOME_EXPIRED
-}
+// final reports whether a key of this outcome is dead for good, for everybody. A
+// bucket that has expired is not: keyd goes on to lease its keys for those whom a
+// legal hold covers.
+func final(o keydv1.Outcome) bool { return o == keydv1.Outcome_OUTCOME_ERASED }
