@@ -13,7 +13,7 @@ const (
 	// maxLease bounds every lease, whatever keyd says.
 	maxLease = time.Hour
 	// onceAllowance is how long the one operation that a lease of zero allows
-	// may take, counted like a lease.
+	// may take, counted like a lease. drained_by counts it.
 	onceAllowance = 5 * time.Second
 	// useGrain is how precisely the time of the last use is kept.
 	useGrain = int64(time.Second)

@@ -11,6 +11,7 @@ import (
 // Bounds of a class's policy.
 const (
 	MaxLease       = time.Hour
+	onceLease      = 5 * time.Second // for which the one operation of a lease of zero may last
 	DefaultLease   = time.Minute
 	MinBucketWidth = time.Hour
 	MaxBucketWidth = 366 * 24 * time.Hour
@@ -43,17 +44,25 @@ func bucketAt(c *storev1.Class, now time.Time) (start, end int64) {
 	return start, start + width
 }
 
-// longestLease is the longest lease that the class's policy allowed at any
-// time in the hour before now.
+// longestLease is the longest for which a client may have had a key under the
+// class's policy at any time in the hour before now.
 func longestLease(c *storev1.Class, now time.Time) time.Duration {
-	longest := c.LeaseMs
+	longest := lasts(c.LeaseMs)
 	since := now.Add(-MaxLease).UnixMilli()
 	for _, p := range c.LeaseHistory {
 		if p.UntilMs >= since {
-			longest = max(longest, p.LeaseMs)
+			longest = max(longest, lasts(p.LeaseMs))
 		}
 	}
 	return time.Duration(longest) * time.Millisecond
+}
+
+// lasts is for how many milliseconds a client has a key under a lease.
+func lasts(leaseMs int64) int64 {
+	if leaseMs == 0 {
+		return onceLease.Milliseconds()
+	}
+	return leaseMs
 }
 
 // setLease changes the lease and remembers the old one for as long as keys may
@@ -73,7 +82,7 @@ func setLease(c *storev1.Class, leaseMs int64, now time.Time) {
 	}
 	old := &storev1.LeasePolicy{LeaseMs: c.LeaseMs, UntilMs: now.UnixMilli()}
 	if n := len(kept); n >= 16 {
-		kept[n-1].LeaseMs = max(kept[n-1].LeaseMs, old.LeaseMs)
+		kept[n-1].LeaseMs = max(lasts(kept[n-1].LeaseMs), lasts(old.LeaseMs))
 		kept[n-1].UntilMs = max(kept[n-1].UntilMs, old.UntilMs)
 	} else {
 		kept = append(kept, old)

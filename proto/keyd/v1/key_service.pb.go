@@ -520,7 +520,7 @@ type BlobKey struct {
 	// 32 bytes.
 	Key []byte `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
 	// For how long the client may keep the key, counted from before it sent the
-	// request. Zero: for this one operation. At most one hour.
+	// request. Zero: for this one operation, of at most 5 s. At most one hour.
 	Lease      *durationpb.Duration `protobuf:"bytes,6,opt,name=lease,proto3" json:"lease,omitempty"`
 	Generation uint32               `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Size of the ledger in the snapshot from which this lease was issued.
