@@ -20,7 +20,7 @@ type op struct {
 	ctx context.Context
 	// rows that it writes and other operations read or write.
 	rows []string
-	// closes is the subject whose keys it destroys, if it does.
+	// closes is the row of the subject or tenant whose keys it destroys, if it does.
 	closes string
 	// alone keeps it from sharing its transaction: it changes a row that every
 	// operation of its tenant reads.
@@ -165,7 +165,7 @@ func (k *Keys) runGroup(ctx context.Context, group []*op) {
 			closes = append(closes, o.closes)
 		}
 	}
-	// From here on no lease is issued for these subjects until the outcome is
+	// From here on no lease is issued for these until the outcome is
 	// known; the statement's time is taken after this.
 	// The transaction has no deadline of its own: while its outcome is not
 	// known they stay marked, and the callers' deadlines bound their waiting.

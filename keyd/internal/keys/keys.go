@@ -208,17 +208,18 @@ func classOf(s *storev1.Subject, number uint32) *storev1.SubjectClass {
 	return nil
 }
 
-// closingSet holds the subjects whose destruction is being committed.
+// closingSet holds the rows of the subjects and tenants whose destruction is
+// being committed.
 type closingSet struct {
 	n  atomic.Int64
 	mu sync.Mutex
 	m  map[string]chan struct{}
 }
 
-// mark adds subjects, none of which may be in the set, until the returned
-// function is called.
-func (c *closingSet) mark(subjects []string) (unmark func()) {
-	if len(subjects) == 0 {
+// mark adds rows, none of which may be in the set, until the returned function
+// is called.
+func (c *closingSet) mark(rows []string) (unmark func()) {
+	if len(rows) == 0 {
 		return func() {}
 	}
 	done := make(chan struct{})
@@ -226,15 +227,15 @@ func (c *closingSet) mark(subjects []string) (unmark func()) {
 	if c.m == nil {
 		c.m = make(map[string]chan struct{})
 	}
-	for _, s := range subjects {
-		c.m[s] = done
+	for _, r := range rows {
+		c.m[r] = done
 	}
 	c.n.Store(int64(len(c.m)))
 	c.mu.Unlock()
 	return func() {
 		c.mu.Lock()
-		for _, s := range subjects {
-			delete(c.m, s)
+		for _, r := range rows {
+			delete(c.m, r)
 		}
 		c.n.Store(int64(len(c.m)))
 		c.mu.Unlock()
@@ -242,23 +243,25 @@ func (c *closingSet) mark(subjects []string) (unmark func()) {
 	}
 }
 
-// wait returns when the subject is not being destroyed.
-func (c *closingSet) wait(ctx context.Context, subject string) error {
+// wait returns when what the rows are of is not being destroyed.
+func (c *closingSet) wait(ctx context.Context, rows ...[]byte) error {
 	if c.n.Load() == 0 {
 		return nil
 	}
-	c.mu.Lock()
-	done := c.m[subject]
-	c.mu.Unlock()
-	if done == nil {
-		return nil
+	for _, r := range rows {
+		c.mu.Lock()
+		done := c.m[string(r)]
+		c.mu.Unlock()
+		if done == nil {
+			continue
+		}
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return nil
 }
 
 // broadcast wakes whoever waits for the next change.

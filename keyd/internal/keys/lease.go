@@ -144,13 +144,13 @@ func (q *query) sealTime(now time.Time) time.Time {
 	return latest(now, time.Unix(int64(q.SealFrom), 0))
 }
 
-// pass reads one snapshot. Leases for a subject that is just being destroyed
-// wait for the outcome, so that none is issued between the time that its
-// statement tells and the commit.
+// pass reads one snapshot. Leases for a subject or tenant that is just being
+// destroyed wait for the outcome, so that none is issued between the time that
+// its statement tells and the commit.
 func (k *Keys) pass(ctx context.Context, qs []query) error {
 	for i := range qs {
 		if !qs[i].done {
-			if err := k.closing.wait(ctx, string(subjectKey(qs[i].tenant.id, qs[i].handle))); err != nil {
+			if err := k.closing.wait(ctx, subjectKey(qs[i].tenant.id, qs[i].handle), tenantKey(qs[i].tenant.id)); err != nil {
 				return err
 			}
 		}
@@ -249,7 +249,8 @@ func (k *Keys) lease(r Reader, es epochs, b *batch, q *query, now time.Time) (*k
 		return nil, errAgain
 	}
 	// A hold outlives the retention: what was kept for it opens.
-	heldNow := binding(tenant.Holds, now) != nil || binding(subject.Holds, now) != nil
+	held := k.holdTime(now)
+	heldNow := binding(tenant.Holds, held) != nil || binding(subject.Holds, held) != nil
 	if expired(class, bucket, now) && !heldNow {
 		if k.clockDoubted(now) && bucket.State != storev1.BucketState_BUCKET_STATE_DEAD {
 			return nil, unavailable("whether the retention has ended is not known", ErrClock)

@@ -23,7 +23,7 @@ func (k *Keys) DestroyTenant(ctx context.Context, req *keydv1.DestroyTenantReque
 		return nil, err
 	}
 	var already bool
-	o := &op{rows: q.rows(), alone: true, check: func(r Reader, now time.Time) (*plan, error) {
+	o := &op{rows: q.rows(), alone: true, closes: string(tenantKey(q.keys.id)), check: func(r Reader, now time.Time) (*plan, error) {
 		row, err := q.earlier(r)
 		if err != nil {
 			return nil, err
