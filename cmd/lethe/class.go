@@ -35,7 +35,7 @@ bucket on.
 A retention counts from sealing. When it is over, opens are refused at once, and
 a day later (the grace) the bucket's key is destroyed, for everybody but those
 whom a legal hold covers; with --end-action deny it stays. A longer retention,
-set within the grace, takes that back; what is destroyed stays destroyed.`,
+or deny, set within the grace, takes that back; what is destroyed stays destroyed.`,
 		Example: `  lethe class put invoice --tenant acme --width 30d --lease 1m
   lethe class put trace --tenant acme --retention 14d --approved-by dpo-2026-04
   lethe class put trace-metadata --tenant acme --retention 396d --approved-by dpo-2026-04

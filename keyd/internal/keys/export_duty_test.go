@@ -25,3 +25,19 @@ func Materialise(ctx context.Context, k *Keys, tenant string, class uint32, buck
 	}
 	return k.duties.keepShares(ctx, tenant, tenantID(tenant), class, bucket, k.now)
 }
+
+// WorkOnSubjects does what is due for subjects and tenants, once, as a holder of
+// the duties does that believes its clock.
+func WorkOnSubjects(ctx context.Context, k *Keys) error {
+	_, err := k.duties.subjects(ctx, false, nil)
+	return err
+}
+
+// MoveBuckets has the retention looked at, and nothing else.
+func MoveBuckets(ctx context.Context, k *Keys) error {
+	if err := k.duties.take(ctx); err != nil {
+		return err
+	}
+	_, err := k.duties.expire(ctx, true)
+	return err
+}

@@ -16,6 +16,7 @@ import (
 
 	"lethe/keyd/internal/keys"
 	keydv1 "lethe/proto/keyd/v1"
+	"lethe/sdk/receipt"
 )
 
 // model is what a reader of the guarantees would expect of one tenant, written
@@ -30,6 +31,8 @@ type model struct {
 	held     map[string]bool // holds on the tenant
 	buckets  map[modelBucket]*modelBucketState
 	blobs    []modelBlob
+	leases   map[modelLease]time.Time // when the longest that was granted ends
+	read     uint64                   // how far the ledger has been read
 }
 
 type modelSubject struct {
@@ -65,6 +68,12 @@ type modelBucketState struct {
 type modelBlob struct {
 	subject, class string
 	key            *keydv1.BlobKey
+}
+
+// modelLease is what keys are leased for.
+type modelLease struct {
+	subject, class string
+	bucket         uint64
 }
 
 var (
@@ -188,6 +197,58 @@ func (m *model) Seal(t *rapid.T) {
 		m.buckets[b] = &modelBucketState{end: k.BucketEnd}
 	}
 	m.blobs = append(m.blobs, modelBlob{id, name, k})
+	m.leased(id, name, k)
+}
+
+// leased notes until when somebody has a key.
+func (m *model) leased(subject, class string, k *keydv1.BlobKey) {
+	of := modelLease{subject, class, k.Bucket}
+	if end := m.r.clock.Now().Add(k.Lease.AsDuration()); end.After(m.leases[of]) {
+		m.leases[of] = end
+	}
+}
+
+// drained reads what the ledger has got, and sees that no lease of what died, or
+// is refused, lasts longer than is stated.
+func (m *model) drained() {
+	for {
+		page, next, err := m.r.ListReceipts(context.Background(), "acme", nil, m.read, 1000)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		for _, e := range page {
+			s, err := receipt.ParseStatement(e.Statement)
+			if err != nil {
+				m.t.Fatal(err)
+			}
+			m.read = e.LedgerIndex + 1
+			for of, end := range m.leases {
+				if m.ends(s, of) && end.After(s.DrainedBy) {
+					m.t.Fatalf("%s at %v, drained by %v: a lease of class %s lasts %v longer", s.Kind, s.Time, s.DrainedBy, of.class, end.Sub(s.DrainedBy))
+				}
+			}
+		}
+		if next == 0 {
+			return
+		}
+	}
+}
+
+// ends says whether a statement puts an end to what is leased.
+func (m *model) ends(s *receipt.Statement, of modelLease) bool {
+	named := s.Scope == receipt.ScopePerson || slices.ContainsFunc(s.Classes, func(c receipt.Class) bool { return c.Name == of.class })
+	switch s.Kind {
+	case receipt.Destroyed, receipt.Scheduled:
+		d, err := m.r.DescribeSubject(context.Background(), "acme", []byte(of.subject))
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		return named && bytes.Equal(d.Handle, s.Handle)
+	case receipt.Expired:
+		_, kept := m.buckets[modelBucket{of.class, of.bucket}].kept[of.subject]
+		return named && uint64(s.BucketStartS) == of.bucket && !kept
+	}
+	return false
 }
 
 func (m *model) Destroy(t *rapid.T) {
@@ -427,6 +488,7 @@ func (m *model) Turn(t *rapid.T) {
 // Check opens every blob ever sealed.
 func (m *model) Check(t *rapid.T) {
 	m.t = t
+	m.drained()
 	queries := make([]*keydv1.BlobKeyQuery, 0, len(m.blobs))
 	for _, b := range m.blobs {
 		queries = append(queries, openQuery("acme", b.subject, b.class, b.key))
@@ -461,6 +523,9 @@ func (m *model) Check(t *rapid.T) {
 			if res.Err == nil && !bytes.Equal(res.Key.Key, b.key.Key) {
 				t.Fatal("opened with another key")
 			}
+			if res.Err == nil {
+				m.leased(b.subject, b.class, res.Key)
+			}
 		}
 	}
 }
@@ -485,7 +550,7 @@ func TestModel(t *testing.T) {
 		r.retain("trace", day, modelRetention, keydv1.EndAction_END_ACTION_DESTROY)
 		m := &model{
 			r: r, t: rt, subjects: make(map[string]*modelSubject), held: make(map[string]bool),
-			buckets: make(map[modelBucket]*modelBucketState),
+			buckets: make(map[modelBucket]*modelBucketState), leases: make(map[modelLease]time.Time),
 		}
 		rt.Repeat(map[string]func(*rapid.T){
 			"seal": m.Seal, "seal more": m.Seal, "destroy": m.Destroy, "cancel": m.Cancel, "reinstate": m.Reinstate,

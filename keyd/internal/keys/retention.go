@@ -17,8 +17,9 @@ import (
 //
 //	live → expiring → materialising → dead
 //
-// It is expiring for a grace, in which a longer retention takes it back. While
-// it is materialising, the shares of held subjects are kept; when it is dead its
+// It is expiring for a grace, in which a longer retention takes it back, or the
+// word that opens are only to be refused, for which it stays live. While it is
+// materialising, the shares of held subjects are kept; when it is dead its
 // key is overwritten, and what was sealed in it opens for nobody but them, for
 // as long as they are held.
 
@@ -194,16 +195,20 @@ func (d *duties) expire(ctx context.Context, clockOK bool) (again bool, err erro
 		return false, err
 	}
 	moved := 0
+	var damage error // the first, which holds nobody else up
 	for _, p := range places {
 		n, err := d.expireClass(ctx, p.tenant, p.id, p.class, clockOK, maxExpiring-moved)
-		if err != nil {
+		switch {
+		case err != nil && !errors.Is(err, ErrDamaged):
 			return false, err
+		case damage == nil:
+			damage = err
 		}
 		if moved += n; moved >= maxExpiring {
-			return true, nil
+			return true, damage
 		}
 	}
-	return false, nil
+	return false, damage
 }
 
 // expireClass moves up to limit buckets of one class on.
@@ -232,7 +237,9 @@ func (d *duties) expireClass(ctx context.Context, tenant string, id id16, class 
 		switch {
 		case b.State == storev1.BucketState_BUCKET_STATE_LIVE && !expired(class, &b, now):
 			return errEnough // and so are those that began later
-		case b.State == storev1.BucketState_BUCKET_STATE_EXPIRING && expired(class, &b, now) && !d.mayDie(class, &b, now, clockOK):
+		case b.State == storev1.BucketState_BUCKET_STATE_LIVE && class.DenyOnly:
+			return nil
+		case b.State == storev1.BucketState_BUCKET_STATE_EXPIRING && expired(class, &b, now) && !class.DenyOnly && !d.mayDie(&b, now, clockOK):
 			return nil
 		}
 		todo = append(todo, uint64(b.StartS))
@@ -244,21 +251,25 @@ func (d *duties) expireClass(ctx context.Context, tenant string, id id16, class 
 	if err != nil && !errors.Is(err, errEnough) {
 		return 0, err
 	}
+	var damage error
 	for _, start := range todo {
 		ok, err := d.expireBucket(ctx, tenant, id, class.Number, start, clockOK)
-		if err != nil {
+		switch {
+		case err != nil && !errors.Is(err, ErrDamaged):
 			return moved, err
+		case damage == nil:
+			damage = err
 		}
 		if ok {
 			moved++
 		}
 	}
-	return moved, nil
+	return moved, damage
 }
 
 // mayDie says whether an expiring bucket's grace is over.
-func (d *duties) mayDie(class *storev1.Class, b *storev1.Bucket, now time.Time, clockOK bool) bool {
-	return clockOK && !class.DenyOnly && !now.Before(time.UnixMilli(b.ExpiringMs).Add(d.k.cfg.Grace))
+func (d *duties) mayDie(b *storev1.Bucket, now time.Time, clockOK bool) bool {
+	return clockOK && !now.Before(time.UnixMilli(b.ExpiringMs).Add(d.k.cfg.Grace))
 }
 
 // expireBucket takes the steps that one bucket is due for.
@@ -299,16 +310,16 @@ func (d *duties) moveBucket(ctx context.Context, tenant string, id id16, number 
 		next := b.State
 		switch b.State {
 		case storev1.BucketState_BUCKET_STATE_LIVE:
-			if expired(class, &b, now) {
+			if expired(class, &b, now) && !class.DenyOnly {
 				next = storev1.BucketState_BUCKET_STATE_EXPIRING
 				b.ExpiringMs = now.UnixMilli()
 			}
 		case storev1.BucketState_BUCKET_STATE_EXPIRING:
 			switch {
-			case !expired(class, &b, now):
+			case !expired(class, &b, now), class.DenyOnly:
 				next = storev1.BucketState_BUCKET_STATE_LIVE
 				b.ExpiringMs = 0
-			case !d.mayDie(class, &b, now, clockOK), binding(t.Holds, now) != nil:
+			case !d.mayDie(&b, now, clockOK), binding(t.Holds, now) != nil:
 			default:
 				var m storev1.Materialising
 				if err := getRow(tx, materialisingKey(id), &m); err != nil && !errors.Is(err, ErrNotFound) {
@@ -471,9 +482,9 @@ func (d *duties) killBucket(ctx context.Context, tenant string, id id16, number 
 			Kind: receipt.Expired, Time: now, Tenant: tenant, Epoch: epoch.Number,
 			Classes:      []receipt.Class{{Name: class.Name, Number: number}},
 			BucketStartS: b.StartS, BucketEndS: b.EndS,
-			// No lease reaches beyond the end of the retention; one that was
-			// issued before the retention was shortened lasts an hour at most.
-			DrainedBy: latest(now, time.UnixMilli(b.ExpiringMs).Add(MaxLease)).Add(k.cfg.SkewAllowance),
+			// A hold that was released a moment ago has had keys leased beyond
+			// the end of the retention.
+			DrainedBy: es.drained(now.Add(longestLease(class, now)+k.cfg.SkewAllowance), k.cfg.SkewAllowance),
 		}
 		s.FinalBy, s.FinalBasis = k.finality(epoch, now)
 		s.Anchor, _ = k.anchor.Domain()

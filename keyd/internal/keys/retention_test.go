@@ -3,7 +3,10 @@ package keys_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -197,11 +200,170 @@ func TestRetentionThatOnlyDenies(t *testing.T) {
 	if _, err := r.ask(openQuery("acme", "ann", "trace", k)); err != nil {
 		t.Errorf("an operator decided otherwise: %v", err)
 	}
+	// Whose word it is to destroy it has the grace to take that back.
+	for range 2 {
+		r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
+		r.duty()
+		r.pass(23 * time.Hour)
+		if r.live('B') != 1 {
+			t.Fatal("an operator decided to destroy it, and there was no grace")
+		}
+		r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DENY)
+		r.duty()
+		r.pass(30 * day)
+		if r.live('B') != 1 {
+			t.Fatal("the operator took it back, and the key is gone")
+		}
+	}
 	r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
 	r.duty()
 	r.pass(25 * time.Hour)
 	if r.live('B') != 0 {
 		t.Error("an operator decided to destroy it, and it lives")
+	}
+}
+
+// What has begun to die is not taken back: shares have been kept by then, and
+// who is not held has no more of it.
+func TestDyingBucketIsNotTakenBack(t *testing.T) {
+	r := newRig(t)
+	r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
+	k := r.seal("ann", "trace")
+	r.pass(4 * day)
+	r.clock.Advance(day)
+	if _, err := r.ConfirmClock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := keys.Materialise(t.Context(), r.Keys, "acme", k.ClassNumber, k.Bucket); err != nil {
+		t.Fatal(err)
+	}
+	r.retain("trace", day, 1000*day, keydv1.EndAction_END_ACTION_DESTROY)
+	r.want("under a longer retention", r.opens("ann", "trace", k), isExpired)
+	r.duty()
+	if r.live('B') != 0 {
+		t.Error("the bucket's key lives on")
+	}
+	r.want("dead", r.opens("ann", "trace", k), isExpired)
+}
+
+// Under a hold keys are leased beyond the retention. One that is released just
+// before the bucket dies leaves leases, and the statement counts them.
+func TestExpiredIsDrainedOfWhoWasHeld(t *testing.T) {
+	for _, holder := range []string{"ann", ""} {
+		r := newRig(t)
+		c := class("trace", day, 40*time.Minute)
+		c.Retention, c.ApprovedBy = durationpb.New(day), "dpo"
+		if _, err := r.PutClass(t.Context(), "acme", c); err != nil {
+			t.Fatal(err)
+		}
+		k := r.seal("ann", "trace")
+		r.want("hold", r.hold(holder, "h"), ok)
+		r.pass(4 * day)
+		r.clock.Advance(day)
+		if _, err := r.ConfirmClock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		leased, err := r.ask(openQuery("acme", "ann", "trace", k))
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := r.clock.Now().Add(leased.Lease.AsDuration())
+		r.want("release", r.release(holder, "h"), ok)
+		r.duty()
+		s := r.newest(receipt.Expired)
+		if s == nil || r.live('B') != 0 {
+			t.Fatal("the bucket lives")
+		}
+		if s.DrainedBy.Before(end) {
+			t.Errorf("held %q: drained by %v, and a lease lasts until %v", holder, s.DrainedBy, end)
+		}
+	}
+}
+
+// A hold whose end only a doubted clock tells goes on to open what was kept.
+func TestDoubtedClockEndsNoHoldOnADeadBucket(t *testing.T) {
+	r := newRig(t)
+	r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
+	k := r.seal("ann", "trace")
+	if _, err := r.PlaceHold(t.Context(), &keydv1.PlaceHoldRequest{
+		Tenant: "acme", SubjectId: []byte("ann"), HoldId: "h", Reason: "litigation", RequestId: "p",
+		End: timestamppb.New(r.clock.Now().Add(30 * day)),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	r.pass(4 * day)
+	r.pass(25 * time.Hour)
+	if r.live('B') != 0 || r.live('H') != 1 {
+		t.Fatalf("%d bucket keys and %d shares live, want 0 and 1", r.live('B'), r.live('H'))
+	}
+	r.clock.Advance(60 * day)
+	r.want("the clock is doubted", r.opens("ann", "trace", k), ok)
+	r.pass(0)
+	r.want("an operator has confirmed it", r.opens("ann", "trace", k), isExpired)
+}
+
+// What is damaged is told, and holds nobody else's end up.
+func TestDamageHoldsUpNobodyElse(t *testing.T) {
+	r, _, _ := newMemoryRig(t)
+	r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
+	r.retain("notes", day, day, keydv1.EndAction_END_ACTION_DESTROY)
+	r.seal("ann", "notes")
+	sealed := make(map[string]*keydv1.BlobKey)
+	schedule := func(subject string, in time.Duration) {
+		t.Helper()
+		sealed[subject] = r.seal(subject, "trace")
+		req := destroyRequest(subject, "r-"+subject)
+		req.NotBefore = timestamppb.New(r.clock.Now().Add(in))
+		if _, err := r.DestroyKey(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// damage spoils the rows of a kind in whose keys part occurs.
+	damage := func(kind, part string) {
+		t.Helper()
+		n := 0
+		for k := range r.rows(kind) {
+			if strings.Contains(k, part) {
+				r.put(k, []byte("no row"))
+				n++
+			}
+		}
+		if n != 1 {
+			t.Fatalf("%d rows of kind %s are damaged", n, kind)
+		}
+	}
+	duty := func() {
+		t.Helper()
+		if _, err := r.ConfirmClock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := keys.Duty(t.Context(), r.Keys); !errors.Is(err, keys.ErrDamaged) {
+			t.Errorf("background work: %v", err)
+		}
+	}
+	schedule("lost", time.Hour)
+	for i := range 80 { // more than share a transaction
+		schedule(fmt.Sprint("s", i), 2*time.Hour)
+	}
+	damage("S", string(r.handle("lost")))
+	r.clock.Advance(3 * time.Hour)
+	duty()
+	for subject, k := range sealed {
+		want := isErased
+		if subject == "lost" {
+			want = isUnavail
+		}
+		r.want(subject, r.opens(subject, "trace", k), want)
+	}
+
+	of := binary.BigEndian.AppendUint16(nil, uint16(sealed["lost"].ClassNumber))
+	damage("B", string(binary.BigEndian.AppendUint64(of, sealed["lost"].Bucket)))
+	r.clock.Advance(4 * day)
+	duty()
+	r.clock.Advance(25 * time.Hour)
+	duty()
+	if s := r.newest(receipt.Expired); s == nil || s.Classes[0].Name != "notes" {
+		t.Errorf("a damaged bucket of one class holds up another's: %+v", s)
 	}
 }
 
@@ -361,8 +523,14 @@ func TestHoldsRaceMaterialising(t *testing.T) {
 func TestHoldWhileMaterialising(t *testing.T) {
 	r := newRig(t)
 	r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
-	k := r.seal("ann", "trace")
-	r.seal("bob", "trace")
+	// The held are gone through in the order of their handles: who is held in
+	// time comes last, so that whoever comes late was passed by.
+	late, early := "ann", "bob"
+	k, other := r.seal(late, "trace"), r.seal(early, "trace")
+	if bytes.Compare(r.handle(late), r.handle(early)) > 0 {
+		late, early, k, other = early, late, other, k
+	}
+	r.want("hold", r.hold(early, "h"), ok)
 	r.pass(4 * day)
 	r.clock.Advance(day)
 	if _, err := r.ConfirmClock(t.Context()); err != nil {
@@ -371,16 +539,28 @@ func TestHoldWhileMaterialising(t *testing.T) {
 	if err := keys.Materialise(t.Context(), r.Keys, "acme", k.ClassNumber, k.Bucket); err != nil {
 		t.Fatal(err)
 	}
-	r.want("hold", r.hold("ann", "h"), ok)
+	r.want("hold", r.hold(late, "h"), ok)
 	r.reopen()
 	r.duty()
-	if r.live('B') != 0 || r.live('H') != 1 {
-		t.Fatalf("%d bucket keys and %d shares live, want 0 and 1", r.live('B'), r.live('H'))
+	if r.live('B') != 0 || r.live('H') != 2 {
+		t.Fatalf("%d bucket keys and %d shares live, want 0 and 2", r.live('B'), r.live('H'))
 	}
-	got, err := r.ask(openQuery("acme", "ann", "trace", k))
-	if err != nil || !bytes.Equal(got.Key, k.Key) {
-		t.Errorf("held: %v", err)
+	for subject, k := range map[string]*keydv1.BlobKey{late: k, early: other} {
+		got, err := r.ask(openQuery("acme", subject, "trace", k))
+		if err != nil || !bytes.Equal(got.Key, k.Key) {
+			t.Errorf("held: %v", err)
+		}
 	}
+}
+
+// handle is what keyd calls a subject that it knows.
+func (r *rig) handle(subject string) []byte {
+	r.t.Helper()
+	d, err := r.DescribeSubject(context.Background(), "acme", []byte(subject))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return d.Handle
 }
 
 func TestScheduledDestruction(t *testing.T) {

@@ -395,7 +395,7 @@ type dueSubject struct {
 }
 
 // destroyDue carries out what is due. What a hold binds waits, and holds
-// nobody else up.
+// nobody else up; nor does what is damaged.
 func (d *duties) destroyDue(ctx context.Context) (again bool, err error) {
 	due, pointless, err := d.findDue(ctx)
 	if err != nil {
@@ -418,6 +418,7 @@ func (d *duties) destroyDue(ctx context.Context) (again bool, err error) {
 		}
 	}
 	done := 0
+	var damage error // the first
 	// Together they share transactions.
 	for group := range slices.Chunk(due, maxGroup) {
 		errs := make([]error, len(group))
@@ -431,15 +432,20 @@ func (d *duties) destroyDue(ctx context.Context) (again bool, err error) {
 		}
 		wg.Wait()
 		for _, err := range errs {
-			if err != nil {
+			switch {
+			case err == nil:
+				done++
+			case !errors.Is(err, ErrDamaged):
 				return false, err
+			case damage == nil:
+				damage = err
 			}
 		}
-		if done += len(group); done >= maxDue {
-			return true, nil
+		if done >= maxDue {
+			return true, damage
 		}
 	}
-	return false, nil
+	return false, damage
 }
 
 // findDue lists the subjects for whom something is due that no hold binds:
@@ -470,7 +476,8 @@ func (d *duties) findDue(ctx context.Context) (due []dueSubject, pointless [][]b
 			return nil
 		}
 		var subject storev1.Subject
-		if err := getRow(r, subjectKey(s.tenant, s.handle), &subject); err != nil {
+		err := getRow(r, subjectKey(s.tenant, s.handle), &subject)
+		if err != nil && !errors.Is(err, ErrDamaged) { // which destroyOne tells
 			return err
 		}
 		s.name = t.Name

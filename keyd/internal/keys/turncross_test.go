@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"lethe/keyd/internal/keys"
 	storev1 "lethe/proto/keyd/store/v1"
@@ -525,6 +526,79 @@ func TestFencedFromTheKMS(t *testing.T) {
 	}
 	if scheduled {
 		t.Error("it has a root destroyed")
+	}
+}
+
+// A holder that was taken for gone at whatever commit of what falls due retires
+// no bucket, destroys nobody and sweeps nothing any more.
+func TestFencingOfWhatIsDue(t *testing.T) {
+	for n := 1; ; n++ {
+		r, store, _ := newMemoryRig(t)
+		r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
+		for _, s := range []string{"ann", "bob", "carl"} {
+			r.seal(s, "trace")
+		}
+		r.want("hold", r.hold("ann", "h"), ok)
+		due := destroyRequest("bob", "r1")
+		due.NotBefore = timestamppb.New(r.clock.Now().Add(time.Hour))
+		if _, err := r.DestroyKey(t.Context(), due); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.CreateTenant(t.Context(), "left", nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.ask(sealQuery("left", "zoe", "trace")); err != nil {
+			t.Fatal(err)
+		}
+		r.clock.Advance(4 * day)
+		if _, err := r.ConfirmClock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := keys.MoveBuckets(t.Context(), r.Keys); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.DestroyTenant(t.Context(), &keydv1.DestroyTenantRequest{Tenant: "left", RequestId: "r2", Reason: "test"}); err != nil {
+			t.Fatal(err)
+		}
+		r.clock.Advance(25 * time.Hour)
+		if _, err := r.ConfirmClock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.TakeDuties(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		other := r.another()
+		if _, err := other.StepDuties(t.Context()); err != nil { // it sees that there is a holder
+			t.Fatal(err)
+		}
+		var c commits
+		var before map[string][]byte
+		var over atomic.Bool
+		c.at(n, func() {
+			if over.Load() {
+				return
+			}
+			r.clock.Advance(keys.BeatLapse + time.Second)
+			if err := other.TakeDuties(t.Context()); err != nil {
+				t.Error(err)
+			}
+			before = store.copyRows()
+		})
+		store.fault = c.fault
+		_ = keys.WorkOnSubjects(t.Context(), r.Keys)
+		over.Store(true)
+		if before == nil {
+			if n < 8 {
+				t.Errorf("%d commits: the test has no point", n-1)
+			}
+			return
+		}
+		for k, v := range store.copyRows() {
+			if k[0] != 'U' && k[0] != 'A' && !bytes.Equal(before[k], v) {
+				t.Errorf("at commit %d: it wrote a row of kind %c", n, k[0])
+			}
+		}
+		r.close()
 	}
 }
 
