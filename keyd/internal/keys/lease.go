@@ -249,8 +249,8 @@ func (k *Keys) lease(r Reader, es epochs, b *batch, q *query, now time.Time) (*k
 		return nil, errAgain
 	}
 	// A hold outlives the retention: what was kept for it opens.
-	held := k.holdTime(now)
-	heldNow := binding(tenant.Holds, held) != nil || binding(subject.Holds, held) != nil
+	then := k.holdTime(now)
+	heldNow := binding(tenant.Holds, then) != nil || binding(subject.Holds, then) != nil
 	if expired(class, bucket, now) && !heldNow {
 		if k.clockDoubted(now) && bucket.State != storev1.BucketState_BUCKET_STATE_DEAD {
 			return nil, unavailable("whether the retention has ended is not known", ErrClock)
