@@ -880,6 +880,79 @@ func TestAnchorBeforeTheIrreversible(t *testing.T) {
 	r.wantState(1, retiring)
 }
 
+// A receipt states no stage that the anchor does not cover: a loss of the store
+// could take it back.
+func TestStagesAreAnchored(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	p := r.populate(2)
+	p.destroy("person-0")
+	r.patience = 50 * time.Millisecond
+	r.reopen2()
+	r.clock.Advance(keys.BeatLapse + time.Second)
+	var down atomic.Bool
+	r.anchor.Inject = func(context.Context, string) anchortest.Fault {
+		if down.Load() {
+			return anchortest.Lost
+		}
+		return anchortest.None
+	}
+	store.fault = func(op string) fault {
+		down.Store(down.Load() || op == "drop")
+		return none
+	}
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	for n := 0; n < 50 && r.epoch(1).Sanitised == nil; n++ {
+		_, _ = r.StepDuties(t.Context())
+	}
+	if r.epoch(1).Sanitised == nil || r.AnchoredSize() == r.LedgerSize() {
+		t.Fatal("not what the test is about")
+	}
+	if _, v := r.getReceipt("destroy-person-0"); !v.Stages().Sanitised.IsZero() {
+		t.Errorf("the anchor does not have it, and the receipt says: %+v", v.Stages())
+	}
+	down.Store(false)
+	store.fault = nil
+	r.anchored()
+	if _, v := r.getReceipt("destroy-person-0"); v.Stages().Sanitised.IsZero() {
+		t.Errorf("the anchor has it, and the receipt says: %+v", v.Stages())
+	}
+}
+
+// A KMS that gives one root for two epochs is not asked to disable or destroy it.
+func TestRootOfTwoEpochsIsNotTouched(t *testing.T) {
+	r, _, kms := newMemoryRig(t)
+	p := r.populate(2)
+	root := r.epoch(1).RootId
+	kms.KMS = sameRoot{kms.KMS, root}
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	for range 20 {
+		if _, err = r.StepDuties(t.Context()); err != nil {
+			break
+		}
+		r.clock.Advance(20 * time.Minute)
+	}
+	if !errors.Is(err, keys.ErrDamaged) {
+		t.Errorf("nobody is told: %v", err)
+	}
+	if d, err := r.kms.Describe(t.Context(), root); err != nil || d.State != keys.RootEnabled {
+		t.Errorf("the root is %v, %v", d.State, err)
+	}
+	p.check()
+}
+
+// sameRoot makes no new root.
+type sameRoot struct {
+	keys.KMS
+	id string
+}
+
+func (s sameRoot) Create(context.Context, uint32, keys.RootRequest) (string, error) { return s.id, nil }
+
 // anchored waits until the anchor covers the ledger.
 func (r *rig) anchored() {
 	r.t.Helper()
