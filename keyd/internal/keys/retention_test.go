@@ -553,6 +553,41 @@ func TestHoldWhileMaterialising(t *testing.T) {
 	}
 }
 
+// So is a hold on the tenant; and where one has come before the subject's own is
+// released, what was kept stays.
+func TestTenantHoldWhileMaterialising(t *testing.T) {
+	r := newRig(t)
+	r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
+	ann, bob := r.seal("ann", "trace"), r.seal("bob", "trace")
+	r.want("hold", r.hold("ann", "h"), ok)
+	r.pass(4 * day)
+	r.clock.Advance(day)
+	if _, err := r.ConfirmClock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := keys.Materialise(t.Context(), r.Keys, "acme", bob.ClassNumber, bob.Bucket); err != nil {
+		t.Fatal(err)
+	}
+	r.place("", "all", "p1")
+	r.duty()
+	r.want("the tenant is held", r.opens("bob", "trace", bob), ok)
+	r.unplace("", "all", "p2")
+	r.duty()
+	r.want("it is released", r.opens("bob", "trace", bob), isExpired)
+	if r.live('B') != 0 || r.live('H') != 1 {
+		t.Fatalf("%d bucket keys and %d shares live, want 0 and 1", r.live('B'), r.live('H'))
+	}
+	r.place("", "all", "p3")
+	r.want("release", r.release("ann", "h"), ok)
+	r.pass(time.Hour)
+	r.want("the tenant is held again", r.opens("ann", "trace", ann), ok)
+	r.unplace("", "all", "p4")
+	r.pass(time.Hour)
+	if r.live('H') != 0 {
+		t.Error("the share lives on")
+	}
+}
+
 // handle is what keyd calls a subject that it knows.
 func (r *rig) handle(subject string) []byte {
 	r.t.Helper()
@@ -634,6 +669,8 @@ func TestScheduledDestruction(t *testing.T) {
 	if s := r.verify(called).Stages(); s.Cancelled.IsZero() || !s.Destroyed.IsZero() {
 		t.Errorf("stages %+v", s)
 	}
+	_, err = schedule("bob", "r2", time.Hour)
+	r.want("the request that was cancelled, again", err, isConflict)
 	_, err = r.ask(openQuery("acme", "bob", "trace", bob))
 	r.want("one class is still scheduled", err, isPending)
 	if _, err := r.ask(sealQuery("acme", "bob", "backup")); err != nil {
