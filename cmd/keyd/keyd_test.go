@@ -273,6 +273,24 @@ func TestKMSFlags(t *testing.T) {
 	}
 }
 
+// The flags of epochs are what final_by is made of, and the schedule.
+func TestEpochFlags(t *testing.T) {
+	t.Parallel()
+	data := dataDir(t)
+	if said := fails(t, data, nil, "--rewrap-rate", "-1"); !strings.Contains(said, "rate of wrapping anew is negative") {
+		t.Errorf("a negative rate: %s", said)
+	}
+	d, client := start(t, dataDir(t), nil, "--epoch-length", "2h", "--drain-budget", "3h", "--soak", "5h", "--root-waiting", "11h")
+	e := awaitEpoch(t, client, 1, keydv1.EpochState_EPOCH_STATE_OPEN)
+	if length := e.PlannedEnd.AsTime().Sub(e.Opened.AsTime()); length != 2*time.Hour {
+		t.Errorf("an epoch lasts %v", length)
+	}
+	if wait := e.FinalBy.AsTime().Sub(e.PlannedEnd.AsTime()); wait != (3+5+11)*time.Hour {
+		t.Errorf("from its end to final_by there are %v", wait)
+	}
+	d.stop(t)
+}
+
 // Who may call is said in full, or not at all.
 func TestAccessFlags(t *testing.T) {
 	all := []string{"--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "a", "--policy", "p"}
