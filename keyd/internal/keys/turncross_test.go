@@ -248,6 +248,34 @@ func TestDestroyedWhileItIsRewrapped(t *testing.T) {
 	p.check()
 }
 
+// Keys of a tenant that is erased between their rewrapping and the commit of that
+// are not carried over, although their rows are as they were.
+func TestTenantErasedWhileItIsRewrapped(t *testing.T) {
+	r, store, _ := newMemoryRig(t)
+	r.populate(3)
+	var h hooks
+	store.fault = h.fault
+	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	r.stepTo(1, draining)
+	erased := false
+	h.once("update", func() {
+		h.once("update", func() {
+			_, err := r.DestroyTenant(t.Context(), &keydv1.DestroyTenantRequest{Tenant: "acme", RequestId: "all", Reason: "test"})
+			erased = err == nil
+		})
+	})
+	if _, err := r.StepDuties(t.Context()); err != nil || !erased {
+		t.Fatalf("%v, erased: %v", err, erased)
+	}
+	if n := len(r.rows("w\x00\x00\x00\x02D")); n != 0 {
+		t.Errorf("%d keys of an erased tenant were carried over", n)
+	}
+	r.work()
+	r.closeEpoch(1)
+}
+
 // A subject that is destroyed and reinstated between reading and commit has
 // another key by then.
 func TestReinstatedWhileItIsRewrapped(t *testing.T) {
