@@ -163,6 +163,12 @@ func (a *app) classListCommand() *cobra.Command {
 	return c
 }
 
+// What a bucket's end takes beyond its retention (SPEC.md, retention).
+const (
+	longestLease = time.Hour
+	destroyGrace = 24 * time.Hour
+)
+
 // classScheduleCommand prints the retention schedule of a tenant, for those who
 // approve and audit it.
 func (a *app) classScheduleCommand() *cobra.Command {
@@ -190,11 +196,16 @@ change; its receipt proves it.`,
 				Tenant  string        `json:"tenant"`
 				AsOf    time.Time     `json:"as_of"`
 				Classes []classResult `json:"classes"`
-			}{tenant, a.now().UTC().Truncate(time.Second), classResults(res.GetClasses())}
+				// Access may last longer than retention by bucket_width_s and
+				// longest_lease_s; the key is destroyed grace_s after it ends.
+				LongestLeaseS int64 `json:"longest_lease_s"`
+				GraceS        int64 `json:"grace_s"`
+			}{tenant, a.now().UTC().Truncate(time.Second), classResults(res.GetClasses()),
+				int64(longestLease / time.Second), int64(destroyGrace / time.Second)}
 			rows := [][]string{{"CLASS", "NUMBER", "KEPT", "OVERSHOOT", "LEASE", "AT THE END", "APPROVED BY", "LEDGER"}}
 			for _, c := range v.Classes {
-				overshoot := formatDuration(time.Duration(c.BucketWidthS)*time.Second) + " + 1h"
-				end, approved := "opens refused, key destroyed 24h later", c.ApprovedBy
+				overshoot := formatDuration(time.Duration(c.BucketWidthS)*time.Second) + " + " + formatDuration(longestLease)
+				end, approved := "opens refused, key destroyed "+formatDuration(destroyGrace)+" later", c.ApprovedBy
 				switch {
 				case c.RetentionS == nil:
 					overshoot, end = "-", "-"
@@ -216,8 +227,9 @@ change; its receipt proves it.`,
 				}
 				fmt.Fprintf(w, "%sRetention schedule of tenant %s, as of %s\n\n", heading, tenant, v.AsOf.Format(time.RFC3339))
 				rest(w, rows)
-				fmt.Fprintln(w, "\nKept counts from sealing. Access may last longer by the overshoot, the bucket's width and\n"+
-					"the longest lease (1h); a key that is destroyed is so 24h after access ends, the grace.")
+				fmt.Fprintf(w, "\nKept counts from sealing. Access may last longer by the overshoot, the bucket's width and\n"+
+					"the longest lease (%s); a key that is destroyed is so %s after access ends, the grace.\n",
+					formatDuration(longestLease), formatDuration(destroyGrace))
 			})
 		})
 	})

@@ -134,10 +134,14 @@ func TestRetentionSchedule(t *testing.T) {
 		t.Errorf("put: %v", got)
 	}
 	out := c.ok("", "class", "schedule", "--tenant", "acme")
-	for _, want := range []string{"trace ", "14d", "opens refused, key kept", "396d", "opens refused, key destroyed 24h later", "dpo-2026-04", "for ever", " 1d + 1h ", "tenant acme, as of 20"} {
+	for _, want := range []string{"trace ", "14d", "opens refused, key kept", "396d", "opens refused, key destroyed 1d later", "dpo-2026-04", "for ever", " 1d + 1h ", "tenant acme, as of 20"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the schedule lacks %q:\n%s", want, out)
 		}
+	}
+	v := c.object("", "class", "schedule", "--tenant", "acme")
+	if classes := v["classes"].([]any); v["grace_s"] != 86400.0 || v["longest_lease_s"] != 3600.0 || classes[len(classes)-1].(map[string]any)["bucket_width_s"] == nil {
+		t.Errorf("the schedule as JSON: %v", v)
 	}
 	out = c.ok("", "class", "schedule", "--tenant", "acme", "--markdown")
 	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[0], "# Retention schedule of tenant acme, as of 20") || lines[1] != "" ||
