@@ -608,12 +608,17 @@ func TestRandomDamage(t *testing.T) {
 		name := all[rnd.IntN(len(all))]
 		what := filepath.Base(name)
 		size := 0
+		may := 0 // rows that may be missing in silence
+		if filepath.Ext(name) == ".mem" {
+			may = 1 // the last one, as if it had been under way
+		}
 		rewrite(t, name, func(b []byte) []byte {
 			if len(b) == 0 {
 				return b
 			}
 			size = len(b)
-			if used := len(bytes.TrimRight(b, "\x00")); used > 0 && rnd.IntN(4) > 0 {
+			used := len(bytes.TrimRight(b, "\x00"))
+			if used > 0 && rnd.IntN(4) > 0 {
 				size = used // where there is something
 			}
 			at := rnd.IntN(size)
@@ -628,6 +633,9 @@ func TestRandomDamage(t *testing.T) {
 				n := min(len(b)-at, 1+rnd.IntN(4096))
 				what += fmt.Sprintf(" %d bytes zeroed at %d", n, at)
 				clear(b[at : at+n])
+				if at+n >= used {
+					may += may * n / len(valueOf("logged", 0)) // a log that was never written so far looks the same
+				}
 			case 3:
 				n := min(len(b)-at, 1+rnd.IntN(300))
 				what += fmt.Sprintf(" %d random bytes at %d", n, at)
@@ -645,8 +653,8 @@ func TestRandomDamage(t *testing.T) {
 			t.Errorf("%s: Open: %v", what, err)
 		default:
 			n, failed := missing(t, s)
-			if isLog := strings.Contains(what, ".mem"); n > 1 || n == 1 && !isLog {
-				t.Errorf("%s: %d rows are missing in silence", what, n)
+			if n > may {
+				t.Errorf("%s: %d rows are missing in silence, where %d may", what, n, may)
 			}
 			if failed > 0 {
 				outcomes["found when read"]++
