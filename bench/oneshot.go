@@ -104,6 +104,7 @@ func (b *bench) oneShot() (*report.Section, error) {
 		Head:  []string{"", "GCM ns", "a random nonce ns", "a reading of the clocks ns", "of the limit, at most", "Lethe"},
 	}
 	var atKiB []measure.Result // of sealing 1 KiB
+	var topAtKiB float64       // what of the limit could be reached there
 	ratios := make(map[string]map[int]float64)
 	plots := []*report.Plot{}
 	for _, op := range []string{"Seal", "Open"} {
@@ -138,6 +139,9 @@ func (b *bench) oneShot() (*report.Section, error) {
 				top, words := ceiling(op, results[0], nonce, clocks)
 				small.Add(op+" "+byteSize(size), results[0].NsPerOp, nonce.NsPerOp, clocks.NsPerOp, top, results[1].Ratio)
 				note = fmt.Sprintf("at most %.2f with %s", top, words)
+				if op == "Seal" && size == 1<<10 {
+					topAtKiB = top
+				}
 			}
 			for i, r := range results {
 				t.Add(byteSize(size), r.Name, mbps(size, r.NsPerOp), r.NsPerOp, r.CPUNsPerOp, r.AllocsPerOp, r.Ratio, r.CPURatio, percent(r.Spread))
@@ -179,13 +183,14 @@ func (b *bench) oneShot() (*report.Section, error) {
 		name  string
 		times float64
 	}{{"Tink AES256_GCM", 1.5}, {"Asherah", 100}, {"AWS Encryption SDK, unsigned", 500}, {"AWS Encryption SDK, signed", 500}} {
-		got := math.NaN()
+		got, note := math.NaN(), ""
 		for _, r := range atKiB {
 			if r.Name == want.name {
 				got = r.NsPerOp / atKiB[1].NsPerOp
+				note = fmt.Sprintf("at most %.3g with the nonce and the clocks", topAtKiB*r.NsPerOp/atKiB[0].NsPerOp)
 			}
 		}
-		b.target(report.AtLeast("Seal 1 KiB: times as fast as "+want.name, want.times, got, ""))
+		b.target(report.AtLeast("Seal 1 KiB: times as fast as "+want.name, want.times, got, note))
 	}
 	for _, f := range []func() (report.Table, error){
 		func() (report.Table, error) { return b.coldOpen() },
@@ -295,6 +300,13 @@ func (b *bench) coldOpen() (report.Table, error) {
 		if err != nil {
 			return t, err
 		}
+		schedule, constant := make([]byte, 32), make([]byte, 12)
+		rand.Read(schedule)
+		other, err := peers.NewGCM(schedule)
+		if err != nil {
+			return t, err
+		}
+		elsewhere := other.Seal(nil, constant, plain, nil)
 		blobs := make([][]byte, 2048)
 		for i := range blobs {
 			sealer, err := envelope.NewSealer(key, envelope.Options{})
@@ -310,6 +322,18 @@ func (b *bench) coldOpen() (report.Table, error) {
 			measure.Contender{Name: "AES-256-GCM (the limit)", Run: func(_, n int) error {
 				for range n {
 					if _, err := limit.Open(dst, sealed); err != nil {
+						return err
+					}
+				}
+				return nil
+			}},
+			measure.Contender{Name: "AES-256-GCM, its key scheduled anew", Run: func(_, n int) error {
+				for range n {
+					aead, err := peers.NewGCM(schedule)
+					if err != nil {
+						return err
+					}
+					if _, err := aead.Open(dst, constant, elsewhere, nil); err != nil {
 						return err
 					}
 				}
@@ -331,8 +355,9 @@ func (b *bench) coldOpen() (report.Table, error) {
 			t.Add(byteSize(size), r.Name, r.NsPerOp, r.AllocsPerOp, r.Ratio, percent(r.Spread))
 		}
 		if size == 1<<10 {
-			b.target(report.AtLeast("Open 1 KiB, cold, of raw GCM", 0.30, results[1].Ratio, ""))
-			b.target(report.AtMost("Open 1 KiB, cold: allocations", 3, results[1].AllocsPerOp, "", ""))
+			b.target(report.AtLeast("Open 1 KiB, cold, of raw GCM", 0.30, results[2].Ratio,
+				fmt.Sprintf("at most %.2f with the derived key's schedule, which takes %.0f allocations", results[1].Ratio, results[1].AllocsPerOp)))
+			b.target(report.AtMost("Open 1 KiB, cold: allocations", 3, results[2].AllocsPerOp, "", ""))
 		}
 	}
 	return t, nil

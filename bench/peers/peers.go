@@ -34,18 +34,31 @@ type Stream struct {
 }
 
 // GCM returns Go's AES-256-GCM under a fresh key: the limit.
-func GCM() cipher.AEAD { return freshAEAD(cipher.NewGCM) }
+func GCM() cipher.AEAD { return fresh(NewGCM) }
 
-func freshAEAD(mode func(cipher.Block) (cipher.AEAD, error)) cipher.AEAD {
-	key := make([]byte, 32)
-	rand.Read(key) // never fails
+// NewGCM returns Go's AES-256-GCM under a key of 32 bytes.
+func NewGCM(key []byte) (cipher.AEAD, error) {
 	block, err := aes.NewCipher(key)
 	if err != nil {
-		panic(err) // the key's size is right
+		return nil, err
 	}
-	aead, err := mode(block)
+	return cipher.NewGCM(block)
+}
+
+func newRandomNonceGCM(key []byte) (cipher.AEAD, error) {
+	block, err := aes.NewCipher(key)
 	if err != nil {
-		panic(err)
+		return nil, err
+	}
+	return cipher.NewGCMWithRandomNonce(block)
+}
+
+func fresh(mode func(key []byte) (cipher.AEAD, error)) cipher.AEAD {
+	key := make([]byte, 32)
+	rand.Read(key) // never fails
+	aead, err := mode(key)
+	if err != nil {
+		panic(err) // the key's size is right
 	}
 	return aead
 }
@@ -66,7 +79,7 @@ func Limit() OneShot {
 // RandomNonce is the limit with a nonce drawn for each message, as Go's own
 // AEAD draws it.
 func RandomNonce() OneShot {
-	aead := freshAEAD(cipher.NewGCMWithRandomNonce)
+	aead := fresh(newRandomNonceGCM)
 	return OneShot{
 		Name: "AES-256-GCM, random nonce",
 		Seal: func(dst, plaintext []byte) ([]byte, error) { return aead.Seal(dst, nil, plaintext, nil), nil },
