@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -41,6 +42,10 @@ func TestInterruptedOpenLeavesNothing(t *testing.T) {
 		signal syscall.Signal
 		code   int
 	}{{syscall.SIGINT, 130}, {syscall.SIGTERM, 143}, {syscall.SIGHUP, 129}, {syscall.SIGQUIT, 131}} {
+		// If it is ignored here, as under nohup, the process would ignore it as well.
+		got := make(chan os.Signal, 1)
+		signal.Notify(got, x.signal)
+		defer signal.Stop(got)
 		old := c.write("old", "old")
 		for _, args := range [][]string{{"-o", c.path("new")}, {"--force", "-o", old}} {
 			cmd, _, stderr := c.begin(blob, args...)
