@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 )
 
 // Every part is done, by one goroutine, once done is closed.
@@ -80,29 +81,36 @@ func TestPartsUntil(t *testing.T) {
 // without waiting for one to end.
 func TestCrew(t *testing.T) {
 	for _, size := range []int{1, 3} {
-		c := crew{size: size}
-		var now, most, done atomic.Int32
-		release := make(chan struct{})
-		works := make([]parts, 10)
-		for i := range works {
-			works[i].start(1, func(int) {
-				most.Store(max(most.Load(), now.Add(1)))
-				<-release
-				now.Add(-1)
-				done.Add(1)
-			})
-			c.share(&works[i])
-		}
-		close(release)
-		for i := range works {
-			<-works[i].done
-		}
-		if n := most.Load(); n > int32(size) || done.Load() != 10 {
-			t.Errorf("a crew of %d: %d at once, %d of 10 done", size, n, done.Load())
-		}
-		works = make([]parts, 1) // all may have ended by now
-		works[0].start(1, func(int) {})
-		c.share(&works[0])
-		<-works[0].done
+		synctest.Test(t, func(t *testing.T) {
+			c := crew{size: size}
+			var now, most, done atomic.Int32
+			release := make(chan struct{})
+			works := make([]parts, 10)
+			for i := range works {
+				works[i].start(1, func(int) {
+					most.Store(max(most.Load(), now.Add(1)))
+					<-release
+					now.Add(-1)
+					done.Add(1)
+				})
+				c.share(&works[i])
+			}
+			synctest.Wait()
+			if n := now.Load(); n != int32(size) {
+				t.Errorf("a crew of %d: %d are at work", size, n)
+			}
+			close(release)
+			for i := range works {
+				<-works[i].done
+			}
+			if n := most.Load(); n > int32(size) || done.Load() != 10 {
+				t.Errorf("a crew of %d: %d at once, %d of 10 done", size, n, done.Load())
+			}
+			synctest.Wait() // all have ended
+			works = make([]parts, 1)
+			works[0].start(1, func(int) {})
+			c.share(&works[0])
+			<-works[0].done
+		})
 	}
 }
