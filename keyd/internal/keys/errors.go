@@ -71,6 +71,21 @@ func damaged(what string, cause error) *Error {
 	return unavailable("the store is inconsistent: "+what, errors.Join(ErrDamaged, cause))
 }
 
+// damage is the first that work on many met. What is damaged holds up nothing
+// else, and is told at the end.
+type damage struct{ first error }
+
+// pass returns err, or nil if it is damage, which is noted.
+func (d *damage) pass(err error) error {
+	if !errors.Is(err, ErrDamaged) {
+		return err
+	}
+	if d.first == nil {
+		d.first = err
+	}
+	return nil
+}
+
 // Errors of Open.
 var (
 	// ErrNotInitialised: the store is empty and Config.Initialise is not set.

@@ -178,8 +178,8 @@ func (k *Keys) runGroup(ctx context.Context, group []*op) {
 			o.plan, o.err = o.check(tx, now)
 			if o.err != nil {
 				var outcome *Error
-				if errors.As(o.err, &outcome) {
-					continue
+				if errors.As(o.err, &outcome) || errors.Is(o.err, ErrDamaged) {
+					continue // what another operation needs may be whole
 				}
 				return o.err // the store failed, not the operation
 			}

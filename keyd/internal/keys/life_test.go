@@ -3,6 +3,7 @@ package keys_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -461,6 +462,33 @@ func TestNoLeaseWhileADestructionCommits(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Of those that share a transaction, one whose key is damaged fails alone.
+func TestDamageInAGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, store, _ := newMemoryRig(t)
+		for _, s := range []string{"ann", "bob", "carl"} {
+			r.seal(s, "trace")
+		}
+		r.put(r.rowOf("w", 'D', string(r.handle("bob"))), []byte(unreadable))
+		commit := make(chan struct{})
+		store.fault = func(string) fault { <-commit; return none }
+		errs := make(map[string]*error)
+		var wg sync.WaitGroup
+		for _, s := range []string{"ann", "bob", "carl"} { // the first commits, the others wait for that
+			err := new(error)
+			errs[s] = err
+			wg.Go(func() { _, *err = r.DestroyKey(context.Background(), destroyRequest(s, "r-"+s)) })
+			synctest.Wait()
+		}
+		close(commit)
+		wg.Wait()
+		r.want("whole", *errs["carl"], ok)
+		if err := *errs["bob"]; !errors.Is(err, keys.ErrDamaged) {
+			t.Errorf("damaged: %v", err)
+		}
+	})
 }
 
 // Duplicates of one request in flight together make one entry.

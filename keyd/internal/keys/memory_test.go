@@ -44,6 +44,9 @@ const (
 
 var errInjected = errors.New("injected")
 
+// unreadable is a row that the store itself finds damaged when it is read.
+const unreadable = "unreadable"
+
 func newMemory() *memory {
 	return &memory{rows: make(map[string][]byte), versions: make(map[string]uint64)}
 }
@@ -76,8 +79,11 @@ func (r *memoryReader) Get(key []byte) ([]byte, error) {
 		}
 	}
 	v, ok := r.m.rows[string(key)]
-	if !ok {
+	switch {
+	case !ok:
 		return nil, keys.ErrNotFound
+	case string(v) == unreadable:
+		return nil, fmt.Errorf("%w: a row fails its checksum", keys.ErrDamaged)
 	}
 	return append([]byte{}, v...), nil
 }

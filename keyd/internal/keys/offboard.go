@@ -173,12 +173,13 @@ func (d *duties) sweepTenants(ctx context.Context) (again bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	var bad damage
 	for _, t := range tenants {
-		if err := d.sweepTenant(ctx, t); err != nil {
+		if err := bad.pass(d.sweepTenant(ctx, t)); err != nil {
 			return false, err
 		}
 	}
-	return false, nil
+	return false, bad.first
 }
 
 // swept are the kinds of rows that a tenant's KEK wraps.

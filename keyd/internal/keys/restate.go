@@ -67,8 +67,8 @@ func (p *replay) classSet(tx Tx, it item) error {
 		return fmt.Errorf("%w: the class has another number", ErrReplay)
 	}
 	setLease(row, s.LeaseMS, s.Time)
-	row.RetentionS, row.DenyOnly, row.ApprovedBy = s.RetentionS, s.EndAction == receipt.EndDeny, s.ApprovedBy
-	row.ChangedAt = it.index + 1
+	setEnd(row, s.RetentionS, s.EndAction == receipt.EndDeny, s.Time)
+	row.ApprovedBy, row.ChangedAt = s.ApprovedBy, it.index+1
 	row.BucketWidthS, row.WidthFromS = s.BucketWidthS, s.WidthFromS
 	row.NextBucketWidthS, row.NextWidthFromS = s.NextBucketWidthS, s.NextWidthFromS
 	if err := putClass(tx, id, row); err != nil {

@@ -17,9 +17,9 @@ import (
 //
 //	live → expiring → materialising → dead
 //
-// It is expiring for a grace, in which a longer retention takes it back, or the
-// word that opens are only to be refused, for which it stays live. While it is
-// materialising, the shares of held subjects are kept; when it is dead its
+// It is expiring for a grace, in which a longer retention takes it back, or for
+// as long as opens are only to be refused; a change of either begins the grace
+// anew. While it is materialising, the shares of held subjects are kept; when it is dead its
 // key is overwritten, and what was sealed in it opens for nobody but them, for
 // as long as they are held.
 
@@ -171,10 +171,11 @@ func (d *duties) expire(ctx context.Context, clockOK bool) (again bool, err erro
 		class  *storev1.Class
 	}
 	var places []place
+	var bad damage
 	err = k.scanAll(ctx, []byte{'T'}, nil, func(r Reader, key, value []byte) error {
 		var t storev1.Tenant
 		if err := decode(value, &t); err != nil {
-			return err
+			return bad.pass(err)
 		}
 		id := id16(key[1:])
 		if t.State != storev1.TenantState_TENANT_STATE_ACTIVE || id == systemTenant {
@@ -183,7 +184,10 @@ func (d *duties) expire(ctx context.Context, clockOK bool) (again bool, err erro
 		for n := uint32(1); n < t.NextClass; n++ {
 			c, err := classByNumber(r, id, n)
 			if err != nil {
-				return err
+				if err := bad.pass(err); err != nil {
+					return err
+				}
+				continue
 			}
 			if c.RetentionS != 0 {
 				places = append(places, place{t.Name, id, c})
@@ -191,24 +195,20 @@ func (d *duties) expire(ctx context.Context, clockOK bool) (again bool, err erro
 		}
 		return nil
 	})
-	if err != nil {
+	if err := bad.pass(err); err != nil {
 		return false, err
 	}
 	moved := 0
-	var damage error // the first, which holds nobody else up
 	for _, p := range places {
 		n, err := d.expireClass(ctx, p.tenant, p.id, p.class, clockOK, maxExpiring-moved)
-		switch {
-		case err != nil && !errors.Is(err, ErrDamaged):
+		if err := bad.pass(err); err != nil {
 			return false, err
-		case damage == nil:
-			damage = err
 		}
 		if moved += n; moved >= maxExpiring {
-			return true, damage
+			return true, bad.first
 		}
 	}
-	return false, damage
+	return false, bad.first
 }
 
 // expireClass moves up to limit buckets of one class on.
@@ -220,11 +220,13 @@ func (d *duties) expireClass(ctx context.Context, tenant string, id id16, class 
 	after := d.floors[floor]
 	dead := true // so far, in this class
 	var todo []uint64
+	var bad damage
 	prefix := []byte(floor)
 	err = k.scanAll(ctx, prefix, after, func(_ Reader, key, value []byte) error {
 		var b storev1.Bucket
 		if err := decode(value, &b); err != nil {
-			return err
+			dead = false
+			return bad.pass(err)
 		}
 		if b.State == storev1.BucketState_BUCKET_STATE_DEAD {
 			if dead {
@@ -237,9 +239,7 @@ func (d *duties) expireClass(ctx context.Context, tenant string, id id16, class 
 		switch {
 		case b.State == storev1.BucketState_BUCKET_STATE_LIVE && !expired(class, &b, now):
 			return errEnough // and so are those that began later
-		case b.State == storev1.BucketState_BUCKET_STATE_LIVE && class.DenyOnly:
-			return nil
-		case b.State == storev1.BucketState_BUCKET_STATE_EXPIRING && expired(class, &b, now) && !class.DenyOnly && !d.mayDie(&b, now, clockOK):
+		case b.State == storev1.BucketState_BUCKET_STATE_EXPIRING && expired(class, &b, now) && !d.mayDie(class, &b, now, clockOK):
 			return nil
 		}
 		todo = append(todo, uint64(b.StartS))
@@ -248,28 +248,27 @@ func (d *duties) expireClass(ctx context.Context, tenant string, id id16, class 
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, errEnough) {
-		return 0, err
+	if !errors.Is(err, errEnough) {
+		if err := bad.pass(err); err != nil {
+			return 0, err
+		}
 	}
-	var damage error
 	for _, start := range todo {
 		ok, err := d.expireBucket(ctx, tenant, id, class.Number, start, clockOK)
-		switch {
-		case err != nil && !errors.Is(err, ErrDamaged):
+		if err := bad.pass(err); err != nil {
 			return moved, err
-		case damage == nil:
-			damage = err
 		}
 		if ok {
 			moved++
 		}
 	}
-	return moved, damage
+	return moved, bad.first
 }
 
 // mayDie says whether an expiring bucket's grace is over.
-func (d *duties) mayDie(b *storev1.Bucket, now time.Time, clockOK bool) bool {
-	return clockOK && !now.Before(time.UnixMilli(b.ExpiringMs).Add(d.k.cfg.Grace))
+func (d *duties) mayDie(class *storev1.Class, b *storev1.Bucket, now time.Time, clockOK bool) bool {
+	from := time.UnixMilli(max(b.ExpiringMs, class.EndSetMs))
+	return clockOK && !class.DenyOnly && !now.Before(from.Add(d.k.cfg.Grace))
 }
 
 // expireBucket takes the steps that one bucket is due for.
@@ -310,16 +309,16 @@ func (d *duties) moveBucket(ctx context.Context, tenant string, id id16, number 
 		next := b.State
 		switch b.State {
 		case storev1.BucketState_BUCKET_STATE_LIVE:
-			if expired(class, &b, now) && !class.DenyOnly {
+			if expired(class, &b, now) {
 				next = storev1.BucketState_BUCKET_STATE_EXPIRING
 				b.ExpiringMs = now.UnixMilli()
 			}
 		case storev1.BucketState_BUCKET_STATE_EXPIRING:
 			switch {
-			case !expired(class, &b, now), class.DenyOnly:
+			case !expired(class, &b, now):
 				next = storev1.BucketState_BUCKET_STATE_LIVE
 				b.ExpiringMs = 0
-			case !d.mayDie(&b, now, clockOK), binding(t.Holds, now) != nil:
+			case !d.mayDie(class, &b, now, clockOK), binding(t.Holds, now) != nil:
 			default:
 				var m storev1.Materialising
 				if err := getRow(tx, materialisingKey(id), &m); err != nil && !errors.Is(err, ErrNotFound) {
@@ -520,20 +519,21 @@ func (d *duties) dropShares(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var bad damage
 	for _, epoch := range es.read() {
 		var doomed [][]byte
 		err := k.scanAll(ctx, wrappedKey(epoch, 'H', 0), nil, func(r Reader, key, value []byte) error {
 			var w storev1.Wrapped
 			if err := decode(value, &w); err != nil || w.Dead {
-				return err
+				return bad.pass(err)
 			}
 			ended, err := k.holdEnded(r, key)
 			if ended {
 				doomed = append(doomed, key)
 			}
-			return err
+			return bad.pass(err)
 		})
-		if err != nil {
+		if err := bad.pass(err); err != nil {
 			return err
 		}
 		for batch := range slices.Chunk(doomed, shareBatch) {
@@ -559,7 +559,7 @@ func (d *duties) dropShares(ctx context.Context) error {
 			}
 		}
 	}
-	return nil
+	return bad.first
 }
 
 // holdEnded says whether a share is kept for nobody: its bucket is dead and no

@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -223,6 +225,45 @@ func TestRetentionThatOnlyDenies(t *testing.T) {
 	}
 }
 
+// The grace counts from the newest word, whether the background work has seen
+// what was said in between or not; nor has a store that is restored.
+func TestGraceBeginsAnew(t *testing.T) {
+	for _, restored := range []bool{false, true} {
+		for _, between := range []struct {
+			retention time.Duration
+			end       keydv1.EndAction
+		}{
+			{day, keydv1.EndAction_END_ACTION_DENY},
+			{100 * day, keydv1.EndAction_END_ACTION_DESTROY},
+		} {
+			r := newRig(t)
+			r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
+			r.seal("ann", "trace")
+			r.pass(4 * day) // it is expiring from now on
+			file := r.backup()
+			r.pass(23 * time.Hour)
+			r.retain("trace", day, between.retention, between.end)
+			if restored {
+				r.duty()
+			}
+			r.clock.Advance(time.Hour)
+			r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
+			if restored {
+				r.restoreFrom(file)
+				r.replay(keys.ReplayOptions{})
+			}
+			r.pass(23 * time.Hour)
+			if r.live('B') != 1 {
+				t.Errorf("restored %v, %v: the grace of what was said last is not over, and the key is gone", restored, between.end)
+			}
+			r.pass(2 * time.Hour)
+			if r.live('B') != 0 {
+				t.Errorf("restored %v, %v: the key lives on", restored, between.end)
+			}
+		}
+	}
+}
+
 // What has begun to die is not taken back: shares have been kept by then, and
 // who is not held has no more of it.
 func TestDyingBucketIsNotTakenBack(t *testing.T) {
@@ -364,6 +405,174 @@ func TestDamageHoldsUpNobodyElse(t *testing.T) {
 	duty()
 	if s := r.newest(receipt.Expired); s == nil || s.Classes[0].Name != "notes" {
 		t.Errorf("a damaged bucket of one class holds up another's: %+v", s)
+	}
+}
+
+// rowOf is the key of the one wrapped row of a kind in whose key part occurs.
+func (r *rig) rowOf(prefix string, kind byte, part string) (found string) {
+	r.t.Helper()
+	for k := range r.rows(prefix) {
+		if k[5] == kind && strings.Contains(k, part) {
+			if found != "" {
+				r.t.Fatalf("two rows of kind %c", kind)
+			}
+			found = k
+		}
+	}
+	return found
+}
+
+// A bucket dies whatever else is damaged: an older one of its class, the row of
+// another class, another tenant; and a share is dropped beside one that cannot be.
+func TestDamageHoldsUpNoBucket(t *testing.T) {
+	for name, damage := range map[string]func(r *rig, first string) string{
+		"bucket": func(_ *rig, first string) string { return first },
+		"class": func(r *rig, _ string) string { // the first
+			for k, v := range r.rows("C") {
+				var c storev1.Class
+				if proto.Unmarshal(v, &c) == nil && c.Number == 1 {
+					return k
+				}
+			}
+			return ""
+		},
+		"tenant": func(r *rig, _ string) string {
+			for i := range 8 {
+				if _, err := r.CreateTenant(t.Context(), fmt.Sprint("other", i), nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			first := slices.Min(slices.Collect(maps.Keys(r.rows("T"))))
+			var row storev1.Tenant
+			if err := proto.Unmarshal(r.rows("T")[first], &row); err != nil || row.Name == "acme" {
+				t.Fatalf("the first is acme: %v", err)
+			}
+			return first
+		},
+	} {
+		r, _, _ := newMemoryRig(t)
+		r.retain("notes", day, day, keydv1.EndAction_END_ACTION_DESTROY)
+		r.seal("ann", "notes")
+		var first string
+		for k := range r.rows("B") {
+			first = k
+		}
+		r.clock.Advance(day)
+		r.seal("ann", "notes")
+		r.put(damage(r, first), []byte("no row"))
+		for range 2 {
+			r.clock.Advance(5 * day)
+			if _, err := r.ConfirmClock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := keys.MoveBuckets(t.Context(), r.Keys); !errors.Is(err, keys.ErrDamaged) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		want := 0
+		if name == "bucket" {
+			want = 1
+		}
+		if n := r.live('B'); n != want {
+			t.Errorf("a damaged %s: %d buckets live, want %d", name, n, want)
+		}
+	}
+}
+
+func TestDamageHoldsUpNoShare(t *testing.T) {
+	r, _, _ := newMemoryRig(t)
+	r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
+	held := []string{"ann", "bob", "carl"}
+	for _, s := range held {
+		r.seal(s, "trace")
+		r.want("hold", r.hold(s, "h"), ok)
+	}
+	r.pass(4 * day)
+	r.pass(25 * time.Hour)
+	if r.live('H') != 3 {
+		t.Fatalf("%d shares are kept, want 3", r.live('H'))
+	}
+	for _, s := range held {
+		r.want("release", r.release(s, "h"), ok)
+	}
+	row := "S" + r.rowOf("w", 'H', string(r.handle("ann")))[6:38]
+	good := r.rows(row)[row]
+	r.put(row, []byte("no row"))
+	r.clock.Advance(time.Hour)
+	if err := r.TakeDuties(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := keys.WorkOnSubjects(t.Context(), r.Keys); !errors.Is(err, keys.ErrDamaged) {
+		t.Errorf("background work: %v", err)
+	}
+	if r.live('H') != 1 {
+		t.Errorf("%d shares live beside a damaged subject, want that one's", r.live('H'))
+	}
+	r.put(row, good)
+	r.pass(time.Hour)
+	if r.live('H') != 0 {
+		t.Error("a share lives on after the repair")
+	}
+}
+
+// What is due is carried out behind what is due for a tenant, or somebody, that
+// cannot be found.
+func TestDamageHoldsUpNothingDue(t *testing.T) {
+	r, _, _ := newMemoryRig(t)
+	if _, err := r.CreateTenant(t.Context(), "other", nil); err != nil {
+		t.Fatal(err)
+	}
+	sealed := r.seal("ann", "trace")
+	for i, tenant := range []string{"other", "acme"} {
+		req := destroyRequest("ann", "r1")
+		req.Tenant, req.NotBefore = tenant, timestamppb.New(r.clock.Now().Add(time.Duration(2+i)*time.Hour))
+		if _, err := r.DestroyKey(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for k, v := range r.rows("T") {
+		var row storev1.Tenant
+		if err := proto.Unmarshal(v, &row); err != nil {
+			t.Fatal(err)
+		}
+		switch row.Name {
+		case "other":
+			r.put(k, []byte(unreadable))
+		case "acme": // and nobody of this name
+			due := binary.BigEndian.AppendUint64([]byte("D"), uint64(r.clock.Now().UnixMilli()))
+			r.put(string(due)+k[1:]+strings.Repeat("x", 16), nil)
+		}
+	}
+	r.clock.Advance(4 * time.Hour)
+	if err := r.TakeDuties(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := keys.WorkOnSubjects(t.Context(), r.Keys); !errors.Is(err, keys.ErrDamaged) {
+		t.Errorf("background work: %v", err)
+	}
+	r.want("whole", r.opens("ann", "trace", sealed), isErased)
+}
+
+func TestDamageHoldsUpNoSweep(t *testing.T) {
+	r, _, _ := newMemoryRig(t)
+	for _, tenant := range []string{"left", "gone"} {
+		if _, err := r.CreateTenant(t.Context(), tenant, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.DestroyTenant(t.Context(), &keydv1.DestroyTenantRequest{Tenant: tenant, RequestId: tenant, Reason: "test"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := slices.Min(slices.Collect(maps.Keys(r.rows("Z"))))
+	r.put(first, []byte("no row"))
+	if err := r.TakeDuties(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := keys.WorkOnSubjects(t.Context(), r.Keys); !errors.Is(err, keys.ErrDamaged) {
+		t.Errorf("background work: %v", err)
+	}
+	if left := r.rows("Z"); len(left) != 1 || left[first] == nil {
+		t.Errorf("%d tenants are not swept, want the damaged one", len(left))
 	}
 }
 

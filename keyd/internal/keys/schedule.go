@@ -397,8 +397,9 @@ type dueSubject struct {
 // destroyDue carries out what is due. What a hold binds waits, and holds
 // nobody else up; nor does what is damaged.
 func (d *duties) destroyDue(ctx context.Context) (again bool, err error) {
+	var bad damage
 	due, pointless, err := d.findDue(ctx)
-	if err != nil {
+	if err := bad.pass(err); err != nil {
 		return false, err
 	}
 	for batch := range slices.Chunk(pointless, sweepBatch) {
@@ -418,7 +419,6 @@ func (d *duties) destroyDue(ctx context.Context) (again bool, err error) {
 		}
 	}
 	done := 0
-	var damage error // the first
 	// Together they share transactions.
 	for group := range slices.Chunk(due, maxGroup) {
 		errs := make([]error, len(group))
@@ -432,29 +432,28 @@ func (d *duties) destroyDue(ctx context.Context) (again bool, err error) {
 		}
 		wg.Wait()
 		for _, err := range errs {
-			switch {
-			case err == nil:
+			if err == nil {
 				done++
-			case !errors.Is(err, ErrDamaged):
+			} else if err := bad.pass(err); err != nil {
 				return false, err
-			case damage == nil:
-				damage = err
 			}
 		}
 		if done >= maxDue {
-			return true, damage
+			return true, bad.first
 		}
 	}
-	return false, damage
+	return false, bad.first
 }
 
 // findDue lists the subjects for whom something is due that no hold binds:
 // what waits for a release may be many, and costs no transaction. pointless are
 // the rows of the index by which tenants that were erased since are still found.
+// Both are good if the error is ErrDamaged: what is damaged is left out.
 func (d *duties) findDue(ctx context.Context) (due []dueSubject, pointless [][]byte, err error) {
 	k := d.k
 	now := k.stated()
 	tenants := make(map[id16]*storev1.Tenant)
+	var bad damage
 	err = k.scanAll(ctx, []byte{'D'}, nil, func(r Reader, key, _ []byte) error {
 		if int64(binary.BigEndian.Uint64(key[1:])) > now.UnixMilli() {
 			return errEnough
@@ -464,7 +463,7 @@ func (d *duties) findDue(ctx context.Context) (due []dueSubject, pointless [][]b
 		if t == nil {
 			t = new(storev1.Tenant)
 			if err := getRow(r, tenantKey(s.tenant), t); err != nil {
-				return err
+				return bad.pass(dueOfNobody(err))
 			}
 			tenants[s.tenant] = t
 		}
@@ -476,9 +475,8 @@ func (d *duties) findDue(ctx context.Context) (due []dueSubject, pointless [][]b
 			return nil
 		}
 		var subject storev1.Subject
-		err := getRow(r, subjectKey(s.tenant, s.handle), &subject)
-		if err != nil && !errors.Is(err, ErrDamaged) { // which destroyOne tells
-			return err
+		if err := getRow(r, subjectKey(s.tenant, s.handle), &subject); err != nil {
+			return bad.pass(dueOfNobody(err))
 		}
 		s.name = t.Name
 		if binding(subject.Holds, k.holdTime(now)) == nil && !slices.Contains(due[max(0, len(due)-1):], s) {
@@ -486,10 +484,19 @@ func (d *duties) findDue(ctx context.Context) (due []dueSubject, pointless [][]b
 		}
 		return nil
 	})
-	if errors.Is(err, errEnough) {
-		err = nil
+	if err == nil || errors.Is(err, errEnough) {
+		err = bad.first
 	}
 	return due, pointless, err
+}
+
+// dueOfNobody is err, of reading whom something is due for; who is missing was
+// lost.
+func dueOfNobody(err error) error {
+	if errors.Is(err, ErrNotFound) {
+		return damaged("something is due for what is not there", err)
+	}
+	return err
 }
 
 // errEnough ends a scan.

@@ -363,10 +363,16 @@ func checkRetention(c *keydv1.Class) error {
 }
 
 // setRetention takes over what a request says of the end of the data.
-func setRetention(row *storev1.Class, c *keydv1.Class) {
-	row.RetentionS = int64(c.Retention.AsDuration() / time.Second)
-	row.DenyOnly = c.EndAction == keydv1.EndAction_END_ACTION_DENY
+func setRetention(row *storev1.Class, c *keydv1.Class, now time.Time) {
+	setEnd(row, int64(c.Retention.AsDuration()/time.Second), c.EndAction == keydv1.EndAction_END_ACTION_DENY, now)
 	row.ApprovedBy = c.ApprovedBy
+}
+
+// setEnd changes when the data ends, and whether its key is kept then.
+func setEnd(row *storev1.Class, retentionS int64, denyOnly bool, now time.Time) {
+	if retentionS != row.RetentionS || denyOnly != row.DenyOnly {
+		row.RetentionS, row.DenyOnly, row.EndSetMs = retentionS, denyOnly, now.UnixMilli()
+	}
 }
 
 func newClass(c *keydv1.Class, number uint32, now time.Time) *storev1.Class {
@@ -375,7 +381,7 @@ func newClass(c *keydv1.Class, number uint32, now time.Time) *storev1.Class {
 		Name: c.Name, Number: number, BucketWidthS: width, LeaseMs: c.Lease.AsDuration().Milliseconds(),
 		WidthFromS: now.Unix() / width * width,
 	}
-	setRetention(row, c)
+	setRetention(row, c, now)
 	return row
 }
 
@@ -475,7 +481,7 @@ func (k *Keys) PutClass(ctx context.Context, tenant string, c *keydv1.Class) (*k
 			if err := setWidth(row, int64(c.BucketWidth.AsDuration()/time.Second), now, next); err != nil {
 				return nil, err
 			}
-			setRetention(row, c)
+			setRetention(row, c, now)
 			if proto.Equal(before, row) && row.ChangedAt != 0 {
 				// Nothing new, such as a repeat: the entry is there.
 				return &plan{index: row.ChangedAt - 1, write: func(Tx, uint64) error { return nil }}, nil

@@ -1251,7 +1251,10 @@ type Class struct {
 	DenyOnly   bool   `protobuf:"varint,10,opt,name=deny_only,json=denyOnly,proto3" json:"deny_only,omitempty"`
 	ApprovedBy string `protobuf:"bytes,11,opt,name=approved_by,json=approvedBy,proto3" json:"approved_by,omitempty"`
 	// Ledger index of the newest change, plus one.
-	ChangedAt     uint64 `protobuf:"varint,12,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
+	ChangedAt uint64 `protobuf:"varint,12,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
+	// When the retention, or what happens at its end, was changed last. The grace
+	// of what is about to die counts from then, too.
+	EndSetMs      int64 `protobuf:"varint,13,opt,name=end_set_ms,json=endSetMs,proto3" json:"end_set_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1366,6 +1369,13 @@ func (x *Class) GetApprovedBy() string {
 func (x *Class) GetChangedAt() uint64 {
 	if x != nil {
 		return x.ChangedAt
+	}
+	return 0
+}
+
+func (x *Class) GetEndSetMs() int64 {
+	if x != nil {
+		return x.EndSetMs
 	}
 	return 0
 }
@@ -2498,7 +2508,7 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\vnext_kek_id\x18\b \x01(\fR\tnextKekId\x12$\n" +
 	"\x0enext_kek_epoch\x18\t \x01(\rR\fnextKekEpoch\x12!\n" +
 	"\fdestroyed_at\x18\n" +
-	" \x01(\x04R\vdestroyedAt\"\xaf\x03\n" +
+	" \x01(\x04R\vdestroyedAt\"\xcd\x03\n" +
 	"\x05Class\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12$\n" +
@@ -2516,7 +2526,9 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\vapproved_by\x18\v \x01(\tR\n" +
 	"approvedBy\x12\x1d\n" +
 	"\n" +
-	"changed_at\x18\f \x01(\x04R\tchangedAt\"C\n" +
+	"changed_at\x18\f \x01(\x04R\tchangedAt\x12\x1c\n" +
+	"\n" +
+	"end_set_ms\x18\r \x01(\x03R\bendSetMs\"C\n" +
 	"\vLeasePolicy\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\x03R\aleaseMs\x12\x19\n" +
 	"\buntil_ms\x18\x02 \x01(\x03R\auntilMs\"\xd0\x02\n" +
