@@ -186,8 +186,8 @@ func (b *bench) oneShot() (*report.Section, error) {
 		got, note := math.NaN(), ""
 		for _, r := range atKiB {
 			if r.Name == want.name {
-				got = r.NsPerOp / atKiB[1].NsPerOp
-				note = fmt.Sprintf("at most %.3g with the nonce and the clocks", topAtKiB*r.NsPerOp/atKiB[0].NsPerOp)
+				got = measure.Median(measure.Quotients(r.Rounds, atKiB[1].Rounds))
+				note = fmt.Sprintf("at most %.3g with the nonce and the clocks", topAtKiB*measure.Median(measure.Quotients(r.Rounds, atKiB[0].Rounds)))
 			}
 		}
 		b.target(report.AtLeast("Seal 1 KiB: times as fast as "+want.name, want.times, got, note))
