@@ -264,20 +264,28 @@ func TestGraceBeginsAnew(t *testing.T) {
 	}
 }
 
+// materialise has the bucket of a key that was sealed with today, under a
+// retention of a day, begin to die: which of the held keep their shares is being
+// found out.
+func (r *rig) materialise(k *keydv1.BlobKey) {
+	r.t.Helper()
+	r.pass(4 * day)
+	r.clock.Advance(day)
+	if _, err := r.ConfirmClock(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := keys.Materialise(r.t.Context(), r.Keys, "acme", k.ClassNumber, k.Bucket); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 // What has begun to die is not taken back: shares have been kept by then, and
 // who is not held has no more of it.
 func TestDyingBucketIsNotTakenBack(t *testing.T) {
 	r := newRig(t)
 	r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
 	k := r.seal("ann", "trace")
-	r.pass(4 * day)
-	r.clock.Advance(day)
-	if _, err := r.ConfirmClock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := keys.Materialise(t.Context(), r.Keys, "acme", k.ClassNumber, k.Bucket); err != nil {
-		t.Fatal(err)
-	}
+	r.materialise(k)
 	r.retain("trace", day, 1000*day, keydv1.EndAction_END_ACTION_DESTROY)
 	r.want("under a longer retention", r.opens("ann", "trace", k), isExpired)
 	r.duty()
@@ -740,14 +748,7 @@ func TestHoldWhileMaterialising(t *testing.T) {
 		late, early, k, other = early, late, other, k
 	}
 	r.want("hold", r.hold(early, "h"), ok)
-	r.pass(4 * day)
-	r.clock.Advance(day)
-	if _, err := r.ConfirmClock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := keys.Materialise(t.Context(), r.Keys, "acme", k.ClassNumber, k.Bucket); err != nil {
-		t.Fatal(err)
-	}
+	r.materialise(k)
 	r.want("hold", r.hold(late, "h"), ok)
 	r.reopen()
 	r.duty()
@@ -769,14 +770,7 @@ func TestTenantHoldWhileMaterialising(t *testing.T) {
 	r.retain("trace", day, day, keydv1.EndAction_END_ACTION_DESTROY)
 	ann, bob := r.seal("ann", "trace"), r.seal("bob", "trace")
 	r.want("hold", r.hold("ann", "h"), ok)
-	r.pass(4 * day)
-	r.clock.Advance(day)
-	if _, err := r.ConfirmClock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := keys.Materialise(t.Context(), r.Keys, "acme", bob.ClassNumber, bob.Bucket); err != nil {
-		t.Fatal(err)
-	}
+	r.materialise(bob)
 	r.place("", "all", "p1")
 	r.duty()
 	r.want("the tenant is held", r.opens("bob", "trace", bob), ok)
