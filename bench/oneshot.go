@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"crypto/aes"
 	"crypto/rand"
 	"fmt"
 	"math"
@@ -300,13 +301,18 @@ func (b *bench) coldOpen() (report.Table, error) {
 		if err != nil {
 			return t, err
 		}
-		schedule, constant := make([]byte, 32), make([]byte, 12)
-		rand.Read(schedule)
-		other, err := peers.NewGCM(schedule)
+		root, err := aes.NewCipher(key.Secret[:])
 		if err != nil {
 			return t, err
 		}
-		elsewhere := other.Seal(nil, constant, plain, nil)
+		from, derived, constant, associated := make([]byte, 32), make([]byte, 32), make([]byte, 12), make([]byte, 32)
+		root.Encrypt(derived, from)
+		root.Encrypt(derived[aes.BlockSize:], from[aes.BlockSize:])
+		other, err := peers.NewGCM(derived)
+		if err != nil {
+			return t, err
+		}
+		elsewhere := other.Seal(nil, constant, plain, associated)
 		blobs := make([][]byte, 2048)
 		for i := range blobs {
 			sealer, err := envelope.NewSealer(key, envelope.Options{})
@@ -327,13 +333,16 @@ func (b *bench) coldOpen() (report.Table, error) {
 				}
 				return nil
 			}},
-			measure.Contender{Name: "AES-256-GCM, its key scheduled anew", Run: func(_, n int) error {
+			measure.Contender{Name: "AES-256-GCM, its key derived and scheduled anew", Run: func(_, n int) error {
 				for range n {
-					aead, err := peers.NewGCM(schedule)
+					// As XAES-256-GCM does: two blocks under a key that is there.
+					root.Encrypt(derived, from)
+					root.Encrypt(derived[aes.BlockSize:], from[aes.BlockSize:])
+					aead, err := peers.NewGCM(derived)
 					if err != nil {
 						return err
 					}
-					if _, err := aead.Open(dst, constant, elsewhere, nil); err != nil {
+					if _, err := aead.Open(dst, constant, elsewhere, associated); err != nil {
 						return err
 					}
 				}
@@ -356,7 +365,7 @@ func (b *bench) coldOpen() (report.Table, error) {
 		}
 		if size == 1<<10 {
 			b.target(report.AtLeast("Open 1 KiB, cold, of raw GCM", 0.30, results[2].Ratio,
-				fmt.Sprintf("at most %.2f with the derived key's schedule, which takes %.0f allocations", results[1].Ratio, results[1].AllocsPerOp)))
+				fmt.Sprintf("at most %.2f with deriving a key and its schedule, which takes %.0f allocations, and nothing remembered", results[1].Ratio, results[1].AllocsPerOp)))
 			b.target(report.AtMost("Open 1 KiB, cold: allocations", 3, results[2].AllocsPerOp, "", ""))
 		}
 	}
