@@ -44,6 +44,7 @@ func Run(t *testing.T, newPlace func(t *testing.T) Place) {
 		{"ConcurrentSame", testConcurrentSame},
 		{"ConcurrentCuts", testConcurrentCuts},
 		{"ConcurrentForks", testConcurrentForks},
+		{"OpenWhileFirst", testOpenWhileFirst},
 		{"NewestNeverGoesBack", testNewestNeverGoesBack},
 		{"Terms", testTerms},
 		{"ConcurrentTerms", testConcurrentTerms},
@@ -372,6 +373,38 @@ func testConcurrentForks(t *testing.T, p Place) {
 		t.Fatal("no fork was written")
 	}
 	wantNewest(t, open(t, p), objects[won])
+}
+
+// testOpenWhileFirst opens an anchor over and over while its first object is put:
+// no moment of that looks like damage.
+func testOpenWhileFirst(t *testing.T, p Place) {
+	h := NewHistory(t, 1)
+	h.Grow(1)
+	o := h.Object(0, 1)
+	first := open(t, p)
+	done := make(chan struct{})
+	var openers sync.WaitGroup
+	for range 2 {
+		openers.Go(func() {
+			for {
+				a := open(t, p)
+				if _, err := a.Newest(t.Context()); err != nil && !errors.Is(err, ledger.ErrNoObject) {
+					t.Errorf("Newest: %v", err)
+				}
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+	}
+	if err := first.Put(t.Context(), o); err != nil {
+		t.Errorf("Put: %v", err)
+	}
+	close(done)
+	openers.Wait()
+	wantNewest(t, open(t, p), o)
 }
 
 func testNewestNeverGoesBack(t *testing.T, p Place) {

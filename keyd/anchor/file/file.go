@@ -112,15 +112,15 @@ func Open(o Options) (*Anchor, error) {
 			a.lock.Close()
 		}
 	}()
-	switch a.origin, err = a.readOrigin(); {
-	case errors.Is(err, fs.ErrNotExist):
-		// Objects without it: somebody took it away.
-		if _, ok, err := a.last(); err != nil {
-			return nil, err
-		} else if ok {
-			return nil, fmt.Errorf("%w: %s is missing", ledger.ErrAnchorDamaged, filepath.Join(dir, originName))
-		}
-	case err != nil:
+	// The objects first: an origin is written before any of them.
+	_, objects, err := a.last()
+	if err != nil {
+		return nil, err
+	}
+	a.origin, err = a.readOrigin()
+	if missing := errors.Is(err, fs.ErrNotExist); missing && objects {
+		return nil, fmt.Errorf("%w: %s is missing", ledger.ErrAnchorDamaged, filepath.Join(dir, originName))
+	} else if err != nil && !missing {
 		return nil, err
 	}
 	a.clean()
