@@ -66,7 +66,7 @@ func (o *Opener) Forget(id KeyID) { o.m.forget(id) }
 
 // Append opens a one-shot blob and appends its plaintext to dst. It does not
 // allocate when dst has room for the plaintext, except for blobs of the policy
-// Any and for prefixes not seen lately. blob must not overlap dst's unused
+// Any and for prefixes not seen twice lately. blob must not overlap dst's unused
 // capacity, whose contents are overwritten.
 //
 // It fails with one of the errors of this package, or that of Options.Check;

@@ -685,21 +685,34 @@ func TestPrefixCache(t *testing.T) {
 		s := must[*Sealer](t)(NewSealer(key, Options{}))
 		blobs = append(blobs, must[[]byte](t)(s.Append(nil, []byte("x"), Context{})))
 	}
-	for range 3 {
-		for _, b := range blobs {
-			if got, err := o.Append(nil, b, Context{}); err != nil || string(got) != "x" {
-				t.Fatal(err)
+	open := func(b []byte) {
+		t.Helper()
+		if got, err := o.Append(nil, b, Context{}); err != nil || string(got) != "x" {
+			t.Fatal(err)
+		}
+	}
+	kept := func() (n int) {
+		for i := range o.cache.slots {
+			if o.cache.slots[i].Load() != nil {
+				n++
 			}
 		}
+		return n
 	}
-	kept := 0
-	for i := range o.cache.slots {
-		if o.cache.slots[i].Load() != nil {
-			kept++
+	// One that is opened once is not worth a place.
+	for _, b := range blobs {
+		open(b)
+	}
+	if n := kept(); n > 0 {
+		t.Errorf("%d prefixes that were seen once are kept", n)
+	}
+	for _, b := range blobs {
+		for range 30 {
+			open(b)
 		}
 	}
-	if kept < cacheSets*cacheWays/2 {
-		t.Errorf("%d prefixes are kept", kept)
+	if n := kept(); n < cacheSets*cacheWays*3/4 {
+		t.Errorf("%d prefixes are kept", n)
 	}
 	// What is not authentic is not kept.
 	o = must[*Opener](t)(NewOpener(key, Options{}))
@@ -713,6 +726,39 @@ func TestPrefixCache(t *testing.T) {
 	if o.cache != (prefixCache{}) {
 		t.Error("a forgery's prefix is kept")
 	}
+}
+
+// Prefixes that share the place where it is noted that they were seen are kept
+// all the same when they come by turns.
+func TestPrefixesByTurns(t *testing.T) {
+	key := randomKey(1, 2)
+	o := must[*Opener](t)(NewOpener(key, Options{}))
+	at := len(o.encoded[OneShot][0].raw)
+	shared := make(map[byte][][]byte)
+	var turns [][]byte
+	for turns == nil {
+		s := must[*Sealer](t)(NewSealer(key, Options{}))
+		b := must[[]byte](t)(s.Append(nil, nil, Context{}))
+		place := b[at+7] % cacheSeen
+		if shared[place] = append(shared[place], b); len(shared[place]) == 3 {
+			turns = shared[place]
+		}
+	}
+	for range 1000 {
+		kept := 0
+		for _, b := range turns {
+			if _, err := o.Append(nil, b, Context{}); err != nil {
+				t.Fatal(err)
+			}
+			if o.cache.get((*[xaesPrefixSize]byte)(b[at:])) != nil {
+				kept++
+			}
+		}
+		if kept == len(turns) {
+			return
+		}
+	}
+	t.Error("they keep each other out")
 }
 
 // An opener refuses what others' keys sealed, whatever their numbers.
