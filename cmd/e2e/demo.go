@@ -71,7 +71,7 @@ type stage struct {
 
 	// Of the restore drill.
 	people     []*drillPerson
-	checkpoint []byte // after the destructions
+	checkpoint string // file, after the destructions
 
 	cleanUps []func()
 }
