@@ -228,7 +228,7 @@ func TestKMSFlags(t *testing.T) {
 		args []string
 		want string // of the error; empty: none
 	}{
-		{nil, ""},
+		{[]string{}, ""}, // nil would be the test's own
 		{[]string{"--kms", "local", "--kms-file", "x", "--root-waiting", "2h"}, ""},
 		{[]string{"--kms", "awskms", "--aws-region", "eu-central-1", "--aws-waiting-days", "30", "--aws-evidence", "x", "--aws-endpoint", "https://kms.example"}, ""},
 		{[]string{"--kms", "vault"}, "no such KMS"},
@@ -298,7 +298,7 @@ func TestAccessFlags(t *testing.T) {
 		args []string
 		want string
 	}{
-		{nil, "say who may call"},
+		{[]string{}, "say who may call"},
 		{all[:6], "say who may call"},
 		{all[2:], "say who may call"},
 		{[]string{"--dev", "--policy", "p"}, "--dev serves everybody"},
