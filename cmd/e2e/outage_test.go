@@ -26,6 +26,7 @@ func TestGuaranteeLeaseOutlivesKeydAndNoMore(t *testing.T) {
 	d.tenant("acme", lease)
 	c := d.client()
 	who := of("acme", "somebody")
+	leased := time.Now()
 	blob, err := c.Seal(t.Context(), who, []byte("something"))
 	if err != nil {
 		t.Fatal(err)
@@ -38,10 +39,10 @@ func TestGuaranteeLeaseOutlivesKeydAndNoMore(t *testing.T) {
 
 	// What was leased goes on; what was not, does not.
 	sealed, err := c.Seal(t.Context(), who, []byte("something else"))
-	if err != nil && time.Since(killed) < lease/2 {
+	if err != nil && time.Since(leased) < lease/2 {
 		t.Errorf("a seal under a lease, keyd down: %v", err)
 	}
-	if _, err := c.Open(t.Context(), who, blob); err != nil && time.Since(killed) < lease/2 {
+	if _, err := c.Open(t.Context(), who, blob); err != nil && time.Since(leased) < lease/2 {
 		t.Errorf("an open under a lease, keyd down: %v", err)
 	}
 	short := bounded(t, time.Second)
