@@ -35,6 +35,14 @@ func (c *cli) begin(blob string, args ...string) (cmd *exec.Cmd, rest io.WriteCl
 	return cmd, rest, stderr
 }
 
+// heed has the processes of the test not ignore a signal that is ignored here,
+// as under nohup, and which they would otherwise ignore as well.
+func heed(t *testing.T, s os.Signal) {
+	got := make(chan os.Signal, 1)
+	signal.Notify(got, s)
+	t.Cleanup(func() { signal.Stop(got) })
+}
+
 func TestInterruptedOpenLeavesNothing(t *testing.T) {
 	c := newCLI(t)
 	blob := c.seal(pattern(8 << 20))
@@ -42,10 +50,7 @@ func TestInterruptedOpenLeavesNothing(t *testing.T) {
 		signal syscall.Signal
 		code   int
 	}{{syscall.SIGINT, 130}, {syscall.SIGTERM, 143}, {syscall.SIGHUP, 129}, {syscall.SIGQUIT, 131}} {
-		// If it is ignored here, as under nohup, the process would ignore it as well.
-		got := make(chan os.Signal, 1)
-		signal.Notify(got, x.signal)
-		defer signal.Stop(got)
+		heed(t, x.signal)
 		old := c.write("old", "old")
 		for _, args := range [][]string{{"-o", c.path("new")}, {"--force", "-o", old}} {
 			cmd, _, stderr := c.begin(blob, args...)
@@ -155,6 +160,7 @@ func TestOutputClosedEarly(t *testing.T) {
 }
 
 func TestInterruptInJSON(t *testing.T) {
+	heed(t, os.Interrupt)
 	c := newCLI(t)
 	cmd, _, stderr := c.begin(c.seal(pattern(8<<20)), "--json", "-o", c.path("new"))
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
