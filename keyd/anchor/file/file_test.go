@@ -295,6 +295,9 @@ func TestStrangersAndLeftovers(t *testing.T) {
 // childEnv names the directory that the child of TestKill writes to.
 const childEnv = "LETHE_TEST_ANCHOR_DIR"
 
+// runAhead is how many acknowledgements the child may be ahead of who reads them.
+const runAhead = 20
+
 // TestKill kills a writer at odd moments: whatever it acknowledged is there, the
 // walk has no gap, and the next writer goes on.
 func TestKill(t *testing.T) {
@@ -313,11 +316,16 @@ func TestKill(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		heard, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
 		lines := bufio.NewScanner(out)
 		for n := 0; lines.Scan(); n++ {
+			_, _ = heard.Write([]byte{0})
 			word, ok := strings.CutPrefix(lines.Text(), "ack ")
 			if !ok {
 				t.Fatalf("child: %s", lines.Text())
@@ -366,7 +374,13 @@ func sameHistory(t *testing.T, size int) *anchortest.History {
 func killedWriter(t *testing.T, dir string, limit uint64) {
 	h := sameHistory(t, int(limit))
 	a := place(dir).open(t)
-	for {
+	for n := 0; ; n++ {
+		if n >= runAhead {
+			if _, err := os.Stdin.Read(make([]byte, 1)); err != nil {
+				fmt.Println("error", err)
+				return
+			}
+		}
 		var from uint64
 		o, err := a.Newest(t.Context())
 		if err == nil {
