@@ -119,11 +119,17 @@ func TestKilledWhileWriting(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
 	acknowledged := make([]int, 200)
 	total := 0
-	for range cycles {
+	for cycle := range cycles {
 		cmd, out := child(t, "write", dir)
-		kill := time.AfterFunc(time.Duration(50+rand.IntN(500))*time.Millisecond, func() { cmd.Process.Kill() })
+		kill := sync.OnceValue(func() *time.Timer {
+			return time.AfterFunc(time.Duration(50+rand.IntN(500))*time.Millisecond, func() { cmd.Process.Kill() })
+		})
+		if cycle%3 == 0 { // perhaps while it opens the store
+			kill()
+		}
 		lines := bufio.NewScanner(out)
 		for lines.Scan() {
+			kill()
 			var c, i int
 			if _, err := fmt.Sscanf(lines.Text(), "%d %d", &c, &i); err != nil {
 				if strings.HasPrefix(lines.Text(), "error") {
@@ -138,7 +144,7 @@ func TestKilledWhileWriting(t *testing.T) {
 			total++
 		}
 		cmd.Wait()
-		kill.Stop()
+		kill().Stop()
 		s, err := Open(Options{Dir: dir, Create: true})
 		if err != nil {
 			t.Fatal(err)
