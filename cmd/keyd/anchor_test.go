@@ -223,9 +223,7 @@ func secondCopy(t *testing.T, env []string, flags ...string) {
 	if said := fails(t, stale, env, flags...); !strings.Contains(said, "a copy of it has served since") || !strings.Contains(said, "restore --replay") {
 		t.Errorf("a copy from before: %s", said)
 	}
-	if err := one.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	one.freeze(t)
 	copied := copyData(t, data)
 	if err := one.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)

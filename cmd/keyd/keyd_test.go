@@ -125,6 +125,21 @@ func (d *daemon) stop(t *testing.T) {
 	}
 }
 
+// freeze has it stand still, each of its threads.
+func (d *daemon) freeze(t *testing.T) {
+	t.Helper()
+	if err := d.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for running := true; running; time.Sleep(time.Millisecond) {
+		out, err := exec.Command("ps", "-L", "-o", "state=", "-p", fmt.Sprint(d.cmd.Process.Pid)).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		running = strings.Trim(string(out), "T\n ") != ""
+	}
+}
+
 // fails starts a keyd that must refuse, and returns what it says.
 func fails(t *testing.T, data string, env []string, flags ...string) string {
 	t.Helper()
