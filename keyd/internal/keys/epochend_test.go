@@ -166,8 +166,6 @@ func TestKeptRootIsAnchored(t *testing.T) {
 		}
 		return anchortest.None
 	}
-	r.patience = 50 * time.Millisecond
-	r.reopen()
 	r.seal("ann", "trace")
 	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -180,6 +178,8 @@ func TestKeptRootIsAnchored(t *testing.T) {
 	if err != nil || all[0].State != keydv1.EpochState_EPOCH_STATE_RETIRING {
 		t.Fatalf("%v, %v", all, err)
 	}
+	r.patience = 50 * time.Millisecond
+	r.reopen()
 	down.Store(true)
 	for range 3 {
 		r.want("the anchor is away", r.CancelRetirement(t.Context(), 1), isUnavail)
@@ -424,16 +424,17 @@ func TestKEKsGoWithTheirRoot(t *testing.T) {
 		_, err := r.ask(openQuery("acme", "ann", "trace", k))
 		return err
 	}
-	renew := func() {
+	renew := func() { // goes beside the calls
 		r.clock.Advance(8 * time.Minute)
 		before := f.count("unwrap")
-		for range 100 {
+		for range 10_000 {
 			_ = ask()
 			if f.count("unwrap") > before {
-				break
+				return
 			}
 			time.Sleep(time.Millisecond)
 		}
+		t.Fatal("nothing is renewed")
 	}
 	f.set("unwrap", keys.ErrKMSDenied)
 	f.set("describe", keys.ErrKMSDenied)
@@ -451,7 +452,7 @@ func TestKEKsGoWithTheirRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	renew()
-	for range 1000 { // the renewal goes beside the calls
+	for range 10_000 {
 		if r.HeldKEKs(1) == 0 {
 			break
 		}
@@ -832,6 +833,9 @@ func TestRewrapHalvesItsBatches(t *testing.T) {
 func TestAnchorBeforeTheIrreversible(t *testing.T) {
 	r, _, _ := newMemoryRig(t)
 	r.populate(2)
+	r.patience = 2 * time.Second
+	r.reopen2()
+	r.clock.Advance(keys.BeatLapse + time.Second)
 	if _, err := r.TurnEpoch(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,7 @@ func newRig(t testing.TB) *rig {
 }
 
 func (r *rig) config() keys.Config {
-	patience := 2 * time.Second
+	patience := time.Minute
 	if r.patience != 0 {
 		patience = r.patience
 	}

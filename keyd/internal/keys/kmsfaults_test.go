@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,10 +35,11 @@ type refusals struct {
 	ails map[string]ailment // by operation
 	end  chan struct{}      // closed when they are over
 	seen map[string]int
+	hung func() // called when a call hangs
 }
 
 func newRefusals(kms keys.KMS) *refusals {
-	return &refusals{KMS: kms, ails: make(map[string]ailment), end: make(chan struct{}), seen: make(map[string]int)}
+	return &refusals{KMS: kms, ails: make(map[string]ailment), end: make(chan struct{}), seen: make(map[string]int), hung: func() {}}
 }
 
 func (f *refusals) set(op string, err error) { f.afflict(op, ailment{err: err}) }
@@ -46,6 +48,12 @@ func (f *refusals) afflict(op string, a ailment) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ails[op] = a
+}
+
+func (f *refusals) onHang(hung func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hung = hung
 }
 
 func (f *refusals) clear() {
@@ -65,7 +73,7 @@ func (f *refusals) count(op string) int {
 func (f *refusals) call(ctx context.Context, op string, fn func() error) error {
 	f.mu.Lock()
 	f.seen[op]++
-	a, end := f.ails[op], f.end
+	a, end, hung := f.ails[op], f.end, f.hung
 	f.mu.Unlock()
 	if a.done || a == (ailment{}) {
 		if err := fn(); err != nil || !a.done {
@@ -75,6 +83,7 @@ func (f *refusals) call(ctx context.Context, op string, fn func() error) error {
 	if !a.hang {
 		return a.err
 	}
+	hung()
 	select {
 	case <-ctx.Done():
 	case <-end:
@@ -148,8 +157,9 @@ var stages = []struct {
 
 // illness is one of a KMS, at one call, for a while.
 type illness struct {
-	begin, end func()
-	hangs      bool
+	begin func(hung func()) // hung is called by a call that hangs
+	end   func()
+	hangs bool
 	// waiting is the waiting period of the KMS.
 	waiting time.Duration
 	// holds: no call comes through, and the epoch stays where it is.
@@ -175,11 +185,22 @@ func turnThrough(t *testing.T, r *rig, stage int, op string, sick illness) {
 	if op == "describe" && s.holds == retiring {
 		pace, rounds = leap, int(sick.waiting/leap)+2 // beyond the date of the root's destruction
 	}
-	step := func() (bool, error) {
+	// impatient is for a caller that gives up after a while. Where a root is made
+	// he does so once a call hangs, lest one be made that he does not hear of.
+	var giveUp atomic.Pointer[context.CancelFunc]
+	impatient := func() (context.Context, context.CancelFunc) {
 		if !sick.hangs {
-			return r.StepDuties(t.Context())
+			return context.WithCancel(t.Context())
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		if op != "create" {
+			return context.WithTimeout(t.Context(), 100*time.Millisecond)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		giveUp.Store(&cancel)
+		return ctx, cancel
+	}
+	step := func() (bool, error) {
+		ctx, cancel := impatient()
 		defer cancel()
 		return r.StepDuties(ctx)
 	}
@@ -195,7 +216,11 @@ func turnThrough(t *testing.T, r *rig, stage int, op string, sick illness) {
 		}
 	}
 
-	sick.begin()
+	sick.begin(func() {
+		if cancel := giveUp.Load(); cancel != nil {
+			(*cancel)()
+		}
+	})
 	said := false
 	for i := range rounds {
 		for range 10 {
@@ -204,7 +229,7 @@ func turnThrough(t *testing.T, r *rig, stage int, op string, sick illness) {
 			}
 		}
 		if op == "cancel" {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			ctx, cancel := impatient()
 			if err := r.CancelRetirement(ctx, 1); err != nil {
 				said = true
 			} else if sick.holds {
@@ -281,7 +306,7 @@ func TestTurnsThroughFaultsOfTheKMS(t *testing.T) {
 					f := newRefusals(rootLog{kms.KMS, func(id string) { made[id] = true }})
 					kms.KMS = f
 					turnThrough(t, r, stage, op, illness{
-						begin: func() { f.afflict(op, a) }, end: f.clear, hangs: a.hang, waiting: f.Waiting(),
+						begin: func(hung func()) { f.onHang(hung); f.afflict(op, a) }, end: f.clear, hangs: a.hang, waiting: f.Waiting(),
 						holds: op != "cancel" || !a.done, // that the root is kept is seen in it
 						destroyed: func(root string) bool {
 							d, err := f.KMS.Describe(t.Context(), root)
@@ -316,10 +341,13 @@ func TestTurnsThroughFaultsOfAWSKMS(t *testing.T) {
 						t.Parallel()
 						r, double := newAWSRig(t)
 						turnThrough(t, r, stage, op, illness{
-							begin: func() {
+							begin: func(hung func()) {
 								double.Set(func(d *awstest.Server) {
 									d.Inject = func(c string, _ int) awstest.Fault {
 										if c == call {
+											if fault.Hang {
+												hung()
+											}
 											return fault
 										}
 										return awstest.Fault{}
