@@ -187,7 +187,7 @@ func (w *witness) live(i int, subject string) {
 		t.Fatal(err)
 	}
 	w.answers = append(w.answers, placed.Receipt)
-	short, cancel := context.WithTimeout(ctx, 5*time.Second)
+	short, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	_, err = c.DestroyKey(short, destroyRequest("acme-tenant-name", subject, "while held "+subject))
 	w.refused(err, sdk.ErrHeld)

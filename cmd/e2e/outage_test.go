@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -113,9 +114,9 @@ func TestGuaranteePlainSpeechWhenKeydIsFrozen(t *testing.T) {
 		t.Fatal(err)
 	}
 	for pid := strconv.Itoa(d.keyd.cmd.Process.Pid); ; { // the signal takes a while to reach every thread
-		if state, err := exec.Command("ps", "-o", "state=", "-p", pid).Output(); err != nil {
+		if states, err := exec.Command("ps", "-L", "-o", "state=", "-p", pid).Output(); err != nil {
 			t.Fatal(err)
-		} else if state[0] == 'T' {
+		} else if strings.Trim(string(states), "T\n ") == "" {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
