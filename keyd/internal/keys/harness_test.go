@@ -3,8 +3,11 @@ package keys_test
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -120,6 +123,38 @@ func (r *rig) reopen() {
 	r.t.Helper()
 	r.close()
 	r.open(false)
+}
+
+// copyTo copies the store, which may be open, as it is between two merges of
+// its tables.
+func (r *rig) copyTo(name string) string {
+	r.t.Helper()
+	store, to := filepath.Join(r.dir, "store"), filepath.Join(r.dir, name)
+	tables := func(dir string) (names []string) {
+		all, err := os.ReadDir(dir)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for _, e := range all {
+			if filepath.Ext(e.Name()) == ".sst" {
+				names = append(names, e.Name())
+			}
+		}
+		return names
+	}
+	for {
+		before := tables(store)
+		err := os.CopyFS(to, os.DirFS(store))
+		if err == nil && slices.Equal(tables(store), before) && slices.Equal(tables(to), before) {
+			return to
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			r.t.Fatal(err)
+		}
+		if err := os.RemoveAll(to); err != nil {
+			r.t.Fatal(err)
+		}
+	}
 }
 
 // ask sends one query.

@@ -3,8 +3,6 @@ package keys_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,11 +17,7 @@ import (
 // copied opens a copy of the rig's store, which must be closed or at rest.
 func (r *rig) copied(name string) keys.Store {
 	r.t.Helper()
-	dir := filepath.Join(r.dir, name)
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join(r.dir, "store"))); err != nil {
-		r.t.Fatal(err)
-	}
-	s, err := badger.Open(badger.Options{Dir: dir})
+	s, err := badger.Open(badger.Options{Dir: r.copyTo(name)})
 	if err != nil {
 		r.t.Fatal(err)
 	}
