@@ -64,7 +64,9 @@ func (g Group) Bind(pairs ...envelope.Pair) (Group, error) {
 	return g, err
 }
 
-// Report tells of the subjects of a blob that was opened for a Group.
+// Report tells of the subjects of a blob that was opened for a Group, as they
+// were when their keys were leased or, later, revoked: of one whose destruction
+// was cancelled it may say OUTCOME_PENDING_ERASURE for a lease longer.
 type Report struct {
 	// Policy is the blob's: All, Any, or envelope.Single.
 	Policy Policy

@@ -32,10 +32,11 @@ func (a *app) classPutCommand() *cobra.Command {
 new class is 30d, 1m and no end. A new width holds from the end of the running
 bucket on.
 
-A retention counts from sealing. When it is over, opens are refused at once, and
-a day later (the grace) the bucket's key is destroyed, for everybody but those
-whom a legal hold covers; with --end-action deny it stays. A longer retention,
-or deny, set within the grace, takes that back; what is destroyed stays destroyed.`,
+A retention counts from sealing, for a stream from its beginning. When it is
+over, opens are refused at once, and a day later (the grace) the bucket's key is
+destroyed, for everybody but those whom a legal hold covers; with --end-action
+deny it stays. A longer retention, or deny, set within the grace, takes that
+back; what is destroyed stays destroyed.`,
 		Example: `  lethe class put invoice --tenant acme --width 30d --lease 1m
   lethe class put trace --tenant acme --retention 14d --approved-by dpo-2026-04
   lethe class put trace-metadata --tenant acme --retention 396d --approved-by dpo-2026-04
@@ -227,7 +228,7 @@ change; its receipt proves it.`,
 				}
 				fmt.Fprintf(w, "%sRetention schedule of tenant %s, as of %s\n\n", heading, tenant, v.AsOf.Format(time.RFC3339))
 				rest(w, rows)
-				fmt.Fprintf(w, "\nKept counts from sealing. Access may last longer by the overshoot, the bucket's width and\n"+
+				fmt.Fprintf(w, "\nKept counts from sealing, for a stream from its beginning. Access may last longer by the overshoot, the bucket's width and\n"+
 					"the longest lease (%s); a key that is destroyed is so %s after access ends, the grace.\n",
 					formatDuration(longestLease), formatDuration(destroyGrace))
 			})

@@ -106,6 +106,7 @@ func (v recordResult) write(w io.Writer, tenant string) {
 // the receipt does not state.
 type stagesResult struct {
 	Denied     *time.Time `json:"denied"`
+	ButHeld    bool       `json:"but_held"` // not of whom a legal hold covered at denied
 	Destroyed  *time.Time `json:"destroyed"`
 	Due        *time.Time `json:"due"`
 	Cancelled  *time.Time `json:"cancelled"`
@@ -141,7 +142,7 @@ func newStagesResult(v *receipt.Verified, now time.Time) *stagesResult {
 	}
 	s := v.Stages()
 	return &stagesResult{
-		Denied: at(s.Denied), Destroyed: at(s.Destroyed), Due: at(s.Due), Cancelled: at(s.Cancelled),
+		Denied: at(s.Denied), ButHeld: s.ButHeld, Destroyed: at(s.Destroyed), Due: at(s.Due), Cancelled: at(s.Cancelled),
 		DrainedBy: at(s.DrainedBy), Sanitised: at(s.Sanitised),
 		FinalBy: at(s.FinalBy), FinalBasis: s.FinalBasis, Final: at(s.Final),
 		NotYet: notYet(s, now),
@@ -170,10 +171,14 @@ func writeVerified(w io.Writer, v *receipt.Verified, now time.Time) {
 	if !isDestruction(v) {
 		return
 	}
-	missing := notYet(v.Stages(), now)
+	s := v.Stages()
+	missing := notYet(s, now)
 	text := "every stage is reached"
 	if len(missing) > 0 {
 		text = "not " + strings.Join(missing, ", not ") + " yet"
+	}
+	if s.ButHeld {
+		text += ", but for what a legal hold covered"
 	}
 	fmt.Fprintf(w, "%-12s %s, by this machine's clock (%s)\n", "now:", text, instant(now.Truncate(time.Second)))
 }

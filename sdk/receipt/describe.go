@@ -147,6 +147,9 @@ func (p *printer) stages(st Stages) {
 		p.line("denied", "since %s: nobody is given these keys", stamp(st.Denied))
 		p.line("destroyed", "at %s", stamp(st.Destroyed))
 	}
+	if st.ButHeld {
+		p.line("but held", "none of this is about the keys of subjects whom a legal hold covered at that time: they live on under the hold, and this receipt does not say whether there are any")
+	}
 	switch {
 	case st.DrainedBy.IsZero():
 		p.line("drained", "not stated")

@@ -288,6 +288,9 @@ type Stages struct {
 	// Denied is since when the keys are refused; while Destroyed is zero, until
 	// a cancellation, which the receipt may not show.
 	Denied time.Time
+	// ButHeld: it is an expiry, of which no stage is about the keys of subjects
+	// whom a legal hold covered at Denied. They live on under the hold.
+	ButHeld bool
 	// Destroyed is when they were destroyed; zero while it is only scheduled
 	// for Due.
 	Destroyed, Due time.Time
@@ -326,6 +329,7 @@ func (v *Verified) Stages() Stages {
 				st.Denied = s.Time
 			}
 			st.Destroyed = s.Time
+			st.ButHeld = s.Kind == Expired
 			st.FinalBy, st.FinalBasis = s.FinalBy, s.FinalBasis
 		case Sanitised:
 			st.Sanitised = s.Time

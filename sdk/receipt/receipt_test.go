@@ -674,6 +674,27 @@ func TestDescribeEveryKind(t *testing.T) {
 	}
 }
 
+// What is final of an expired bucket is not what a legal hold kept of it.
+func TestExpiredButHeld(t *testing.T) {
+	l := newTestLedger(t)
+	n := l.add(receipt.Statement{
+		Kind: receipt.Expired, Time: at(8), Tenant: "acme", Classes: []receipt.Class{{Name: "trace", Number: 1}}, BucketStartS: 1_700_000_000, BucketEndS: 1_700_086_400,
+		DrainedBy: at(70), FinalBy: at(900), FinalBasis: "local-root-file", Epoch: 4, Anchor: "file",
+	})
+	sanitised := l.add(receipt.Statement{Kind: receipt.Sanitised, Time: at(100), Epoch: 4})
+	closed := l.add(ofEpoch(receipt.EpochClosed, 4, at(900)))
+	v, err := receipt.Verify(encode(t, l.entry(n, n+1), l.entry(sanitised, sanitised+1), l.entry(closed, closed+1)), l.pinned())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := v.Stages(); !s.ButHeld || !s.Final.Equal(at(900)) {
+		t.Errorf("%+v", s)
+	}
+	if text := v.String(); !strings.Contains(text, "but held:    none of this is about the keys of subjects whom a legal hold covered") {
+		t.Error("\n" + text)
+	}
+}
+
 func TestEncodeBounds(t *testing.T) {
 	l := story(t)
 	if _, err := receipt.Encode(); !errors.Is(err, receipt.ErrMalformed) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"lethe/keyd/internal/keys"
+	"lethe/sdk/receipt"
 )
 
 // A clock that was set back dates nothing earlier than what was stated or
@@ -28,6 +29,95 @@ func TestStatementsDoNotGoBack(t *testing.T) {
 			t.Errorf("destroy %d is dated %v, drained by %v; %v was believed", i, s.Time, s.DrainedBy, believed)
 		}
 		r.reopen()
+	}
+}
+
+// A clock that was set, either way, has no lease end sooner: what was leased
+// before runs on, and what passes on no clock of keyd's passes for the client.
+func TestDrainedByOutlastsAClockThatIsSet(t *testing.T) {
+	for name, between := range map[string]func(*rig){
+		"running": func(*rig) {},
+		"stopped": func(r *rig) {
+			r.close()
+			if err := r.serve(); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"killed": func(r *rig) {
+			r.kill()
+			if err := r.serve(); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		begin := func(t *testing.T) (r *rig, pass func(time.Duration)) {
+			r = newOwnedRig(t)
+			var up atomic.Int64
+			r.uptime = func() time.Duration { return time.Duration(up.Load()) }
+			r.close()
+			if err := r.serve(); err != nil {
+				t.Fatal(err)
+			}
+			up.Add(123_456) // no whole milliseconds
+			return r, func(d time.Duration) {
+				up.Add(int64(d))
+				r.clock.Advance(d)
+			}
+		}
+		destroyed := func(t *testing.T, r *rig, ends time.Time) *receipt.Statement {
+			t.Helper()
+			s := r.verify(r.destroy("ann", "r")).Entries[0].Statement
+			if s.DrainedBy.Before(ends) {
+				t.Errorf("drained by %v: a lease runs until %v", s.DrainedBy, ends)
+			}
+			if late := s.DrainedBy.Sub(ends); late > time.Minute {
+				t.Errorf("drained by %v, %v later than the last lease", s.DrainedBy, late)
+			}
+			return s
+		}
+		t.Run("back, "+name, func(t *testing.T) {
+			r, pass := begin(t)
+			r.duty()
+			pass(50 * time.Second)
+			r.duty()
+			issued := r.clock.Now().Truncate(time.Millisecond)
+			lease := r.seal("ann", "trace").Lease.AsDuration()
+			r.clock.Advance(-2 * time.Hour)
+			between(r)
+			pass(20 * time.Second)
+			s := destroyed(t, r, issued.Add(20*time.Second+lease))
+			if s.Time.Before(issued) {
+				t.Errorf("denied since %v: the key was issued at %v", s.Time, issued)
+			}
+		})
+		t.Run("forth, "+name, func(t *testing.T) {
+			r, pass := begin(t)
+			put := func(lease time.Duration) {
+				t.Helper()
+				if _, err := r.PutClass(t.Context(), "acme", class("trace", 24*time.Hour, lease)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			put(time.Hour)
+			r.duty()
+			pass(50 * time.Second)
+			r.duty()
+			r.seal("ann", "trace")
+			put(time.Second)
+			r.clock.Advance(2 * time.Hour)
+			between(r)
+			pass(20 * time.Second)
+			put(2 * time.Second)
+			destroyed(t, r, r.clock.Now().Add(time.Hour-20*time.Second))
+			// An hour that does pass ends it.
+			pass(time.Hour + time.Minute)
+			r.duty()
+			r.seal("bob", "trace")
+			s := r.verify(r.destroy("bob", "rb")).Entries[0].Statement
+			if d := s.DrainedBy.Sub(s.Time); d > time.Minute {
+				t.Errorf("drained after %v, an hour after the lease was shortened", d)
+			}
+		})
 	}
 }
 

@@ -514,7 +514,7 @@ func (k *Keys) planKill(r Reader, q *request, a *aim, due []*storev1.Schedule, n
 		if err != nil {
 			return nil, err
 		}
-		lease = max(lease, longestLease(class, now))
+		lease = max(lease, k.longestLease(class, now))
 		rows, err := wrappedDEKRows(r, es, q.keys.id, q.handle, sc.KeyId)
 		if err != nil {
 			return nil, err
@@ -532,7 +532,7 @@ func (k *Keys) planKill(r Reader, q *request, a *aim, due []*storev1.Schedule, n
 	default:
 		s.Existed = receipt.ExistedNo
 	}
-	s.DrainedBy = latest(a.drained(), es.drained(now.Add(lease+k.cfg.SkewAllowance), k.cfg.SkewAllowance))
+	s.DrainedBy = latest(a.drained(), k.drainedBy(es, now, lease))
 	subject := &a.subject
 	ended := endedSchedules(subject, a.classes)
 	if len(due) == 0 && len(ended) != 0 {

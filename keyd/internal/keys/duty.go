@@ -427,12 +427,16 @@ func (d *duties) watchClock(ctx context.Context) error {
 		return fmt.Errorf("%w: it is %v behind what was last seen; set it or, if it is right, say lethe epoch confirm-clock", ErrClock, believed.Sub(now).Round(time.Minute))
 	}
 	if r := k.confirmed.Load(); r == nil || r.confirmations != row.Confirmations {
+		if r != nil {
+			k.reckonAnew(now)
+		}
 		k.confirmed.Store(&clockReading{now, k.uptime(), row.Confirmations})
 	}
 	if set := k.clockSet(now); set.Abs() > clockBound {
 		return fmt.Errorf("%w: it was set by %v in all since keyd began to watch it; set it or, if it is right, say lethe epoch confirm-clock", ErrClock, set.Round(time.Minute))
 	}
 	if now.Sub(believed) < time.Minute && row.ClockMs != 0 {
+		k.believed.Store(max(now.UnixMilli(), k.believed.Load()))
 		return nil // a row a minute is enough
 	}
 	if err := k.update(ctx, func(tx Tx) error {
@@ -466,6 +470,7 @@ func (k *Keys) ConfirmClock(ctx context.Context) (time.Time, error) {
 		return putRow(tx, dutyKey(), &row)
 	})
 	if err == nil {
+		k.reckonAnew(now)
 		k.believed.Store(now.UnixMilli())
 		k.confirmed.Store(&clockReading{now, up, row.Confirmations})
 	}

@@ -57,15 +57,6 @@ func (e epochs) needs(epoch uint32) bool {
 	return epoch != 0 && (epoch == e.open || epoch == e.draining || epoch == e.preparing)
 }
 
-// drained allows, in what a statement says of the end of all leases, for keys
-// that were lost in a restore and may still be leased.
-func (e epochs) drained(by time.Time, skew time.Duration) time.Time {
-	if e.restoredMs == 0 {
-		return by
-	}
-	return latest(by, time.UnixMilli(e.restoredMs).Add(MaxLease+skew))
-}
-
 // openEpoch returns the epoch under which keys are wrapped now. Reading its
 // row makes the transaction conflict with the epoch's turning, so that nothing
 // is wrapped under an epoch that drains.
@@ -150,6 +141,13 @@ func (k *Keys) finality(epoch *storev1.Epoch, now time.Time) (by time.Time, basi
 		by = latest(by, now.Add(k.endOf()))
 	}
 	return by.Truncate(time.Millisecond), k.kms.FinalBasis()
+}
+
+func earliest(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 func latest(a, b time.Time) time.Time {

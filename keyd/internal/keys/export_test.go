@@ -1,13 +1,18 @@
 package keys
 
-import "context"
+import (
+	"context"
+	"time"
+
+	storev1 "lethe/proto/keyd/store/v1"
+)
 
 // What the tests need to see: they stand outside, because the store imports
 // this package.
 var (
 	BucketAt     = bucketAt
 	LongestLease = longestLease
-	SetLease     = setLease
+	SetLease     = func(c *storev1.Class, leaseMs int64, now time.Time) { setLease(c, leaseMs, now, now) }
 	SetWidth     = setWidth
 	NextGroup    = nextGroup
 )

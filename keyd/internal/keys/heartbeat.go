@@ -152,11 +152,23 @@ func (k *Keys) buryOthers(ctx context.Context) error {
 	})
 }
 
-// leave removes this keyd's row, so that nobody waits for it.
+// leave removes this keyd's row, so that nobody waits for it, and notes the time
+// until which it was there.
 func (k *Keys) leave() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	err := k.store.Update(ctx, func(tx Tx) error { return tx.Delete(heartbeatKey(k.pulse.id)) })
+	err := k.store.Update(ctx, func(tx Tx) error {
+		if err := tx.Delete(heartbeatKey(k.pulse.id)); err != nil {
+			return err
+		}
+		var duty storev1.Duty
+		err := getRow(tx, dutyKey(), &duty)
+		if until := k.believed.Load(); err == nil && until > duty.ClockMs {
+			duty.ClockMs = until
+			return putRow(tx, dutyKey(), &duty)
+		}
+		return nil
+	})
 	if err != nil {
 		k.log.Debug("heartbeat not removed; it lapses", "error", err)
 	}

@@ -77,6 +77,7 @@ type Keys struct {
 	lastStated atomic.Int64          // Unix milliseconds of the ledger's newest entry
 	believed   atomic.Int64          // the newest wall clock that was believed, likewise
 	confirmed  atomic.Pointer[clockReading]
+	reckoned   atomic.Pointer[reckoning]
 	ledgerSize atomic.Uint64 // of the newest commit that this process made or saw
 	changed    broadcast     // the ledger grew
 
@@ -129,6 +130,65 @@ func (k *Keys) clockSet(now time.Time) time.Duration {
 		return 0
 	}
 	return now.Sub(r.wall) - (k.uptime() - r.up)
+}
+
+// reckoning is what the time is reckoned from beside the wall clock: what it
+// was at an uptime if it had been set forward by then, and if it had been set
+// back.
+type reckoning struct {
+	early, late time.Time
+	up, began   time.Duration // began: when this process did
+}
+
+// reckon begins to reckon, from the newest time that was noted before.
+func (k *Keys) reckon(noted time.Time) {
+	now, up := k.now(), k.uptime()
+	k.reckoned.Store(&reckoning{now, latest(now, noted), up, up})
+}
+
+// reckonAnew is reckon for when an operator has said that now is the time.
+// That an hour has passed since something is not believed sooner for that.
+func (k *Keys) reckonAnew(now time.Time) {
+	if r := k.reckoned.Load(); r != nil {
+		up := k.uptime()
+		k.reckoned.Store(&reckoning{earliest(now, r.early.Add(up-r.up)), now, up, r.began})
+	}
+}
+
+// bounds are the times between which it is, whether the wall clock was set or
+// is right. A client counts its lease in time that passes, and so ends none of
+// them sooner because keyd's clock was set. How much time passed before this
+// process began cannot be told, so for as long as a lease may last from is early
+// by all that a clock may be set unnoticed.
+func (k *Keys) bounds(now time.Time) (from, to time.Time) {
+	r := k.reckoned.Load()
+	if r == nil {
+		return now, now
+	}
+	up := k.uptime()
+	from, to = earliest(now, r.early.Add(up-r.up)), latest(now, r.late.Add(up-r.up))
+	if up-r.began <= MaxLease {
+		from = from.Add(-clockBound)
+	}
+	return from, to
+}
+
+// drainedBy is when all leases of a length are over that were issued until now,
+// and those of keys that were lost in a restore.
+func (k *Keys) drainedBy(es epochs, now time.Time, lease time.Duration) time.Time {
+	_, to := k.bounds(now)
+	by := to.Add(lease + k.cfg.SkewAllowance + time.Millisecond - 1).Truncate(time.Millisecond)
+	if es.restoredMs == 0 {
+		return by
+	}
+	return latest(by, time.UnixMilli(es.restoredMs).Add(MaxLease+k.cfg.SkewAllowance))
+}
+
+// longestLease is the longest for which a client may still have a key of a
+// class now.
+func (k *Keys) longestLease(c *storev1.Class, now time.Time) time.Duration {
+	from, _ := k.bounds(now)
+	return longestLease(c, from)
 }
 
 // holdTime is the time by which holds end, for what nobody can undo: a clock

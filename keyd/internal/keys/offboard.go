@@ -88,9 +88,9 @@ func (k *Keys) planDestroyTenant(r Reader, q *request, now time.Time) (*plan, er
 		if err != nil {
 			return nil, err
 		}
-		lease = max(lease, longestLease(c, now))
+		lease = max(lease, k.longestLease(c, now))
 	}
-	s.DrainedBy = es.drained(now.Add(lease+k.cfg.SkewAllowance), k.cfg.SkewAllowance)
+	s.DrainedBy = k.drainedBy(es, now, lease)
 	var doomed [][]byte
 	for _, e := range []uint32{es.open, es.draining, es.preparing} {
 		for _, key := range [][]byte{wrappedPseudonymKey(e, q.keys.id), kekRowOf(&t, e, q.keys.id)} {

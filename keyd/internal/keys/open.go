@@ -291,7 +291,24 @@ func (k *Keys) compareLedger(ctx context.Context) error {
 		if err := getRow(r, dutyKey(), &duty); err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
-		k.believed.Store(duty.ClockMs)
+		noted := duty.ClockMs
+		// A keyd that was killed has shown since that it lived. What is farther
+		// ahead than a clock is believed is no reading of a clock.
+		err = r.Scan([]byte{'A'}, nil, func(_, value []byte) bool {
+			var beat storev1.Heartbeat
+			if decode(value, &beat) == nil && noted != 0 && beat.TimeMs-noted <= clockBound.Milliseconds() {
+				noted = max(noted, beat.TimeMs)
+			}
+			return true
+		})
+		if err != nil {
+			return err
+		}
+		k.believed.Store(noted)
+		if noted == 0 {
+			noted = k.now().UnixMilli()
+		}
+		k.reckon(time.UnixMilli(noted))
 		return nil
 	})
 }

@@ -45,7 +45,7 @@ func bucketAt(c *storev1.Class, now time.Time) (start, end int64) {
 }
 
 // longestLease is the longest for which a client may have had a key under the
-// class's policy at any time in the hour before now.
+// class's policy at any time in the hour before now, or later.
 func longestLease(c *storev1.Class, now time.Time) time.Duration {
 	longest := lasts(c.LeaseMs)
 	since := now.Add(-MaxLease).UnixMilli()
@@ -68,12 +68,13 @@ func lasts(leaseMs int64) int64 {
 // setLease changes the lease and remembers the old one for as long as keys may
 // be out under it. The history is a list of what may still matter, so it stays
 // short; where changes come faster than they lapse, neighbours are merged to
-// the longer lease and the later end, which errs on the safe side.
-func setLease(c *storev1.Class, leaseMs int64, now time.Time) {
+// the longer lease and the later end, which errs on the safe side. from is now,
+// or earlier if it may be that.
+func setLease(c *storev1.Class, leaseMs int64, from, now time.Time) {
 	if c.LeaseMs == leaseMs {
 		return
 	}
-	since := now.Add(-MaxLease).UnixMilli()
+	since := from.Add(-MaxLease).UnixMilli()
 	kept := c.LeaseHistory[:0]
 	for _, p := range c.LeaseHistory {
 		if p.UntilMs >= since {

@@ -66,7 +66,7 @@ func (p *replay) classSet(tx Tx, it item) error {
 	case row.Number != stated.Number:
 		return fmt.Errorf("%w: the class has another number", ErrReplay)
 	}
-	setLease(row, s.LeaseMS, s.Time)
+	setLease(row, s.LeaseMS, s.Time, s.Time)
 	setEnd(row, s.RetentionS, s.EndAction == receipt.EndDeny, s.Time)
 	row.ApprovedBy, row.ChangedAt = s.ApprovedBy, it.index+1
 	row.BucketWidthS, row.WidthFromS = s.BucketWidthS, s.WidthFromS

@@ -483,7 +483,7 @@ func (d *duties) killBucket(ctx context.Context, tenant string, id id16, number 
 			BucketStartS: b.StartS, BucketEndS: b.EndS,
 			// A hold that was released a moment ago has had keys leased beyond
 			// the end of the retention.
-			DrainedBy: es.drained(now.Add(longestLease(class, now)+k.cfg.SkewAllowance), k.cfg.SkewAllowance),
+			DrainedBy: k.drainedBy(es, now, k.longestLease(class, now)),
 		}
 		s.FinalBy, s.FinalBasis = k.finality(epoch, now)
 		s.Anchor, _ = k.anchor.Domain()

@@ -76,11 +76,11 @@ func (k *Keys) planSchedule(r Reader, q *request, due, now time.Time, waits bool
 		if err != nil {
 			return nil, err
 		}
-		lease = max(lease, longestLease(class, now))
+		lease = max(lease, k.longestLease(class, now))
 	}
 	s := q.statement(receipt.Scheduled, now)
 	s.Epoch, s.Generation, s.Scope, s.Classes, s.Due = epoch.Number, a.generation, a.scope(), named, due
-	s.DrainedBy = latest(a.drained(), es.drained(now.Add(lease+k.cfg.SkewAllowance), k.cfg.SkewAllowance))
+	s.DrainedBy = latest(a.drained(), k.drainedBy(es, now, lease))
 	s.Anchor, _ = k.anchor.Domain()
 	return &plan{statements: []*receipt.Statement{s}, write: func(tx Tx, index uint64) error {
 		e := &storev1.Schedule{

@@ -473,7 +473,8 @@ func (k *Keys) PutClass(ctx context.Context, tenant string, c *keydv1.Class) (*k
 			return nil, err
 		default:
 			before := proto.CloneOf(row)
-			setLease(row, c.Lease.AsDuration().Milliseconds(), now)
+			from, _ := k.bounds(now)
+			setLease(row, c.Lease.AsDuration().Milliseconds(), from, now)
 			next, err := nextBucket(r, id, row, now)
 			if err != nil {
 				return nil, err
