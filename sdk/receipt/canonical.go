@@ -87,6 +87,17 @@ func (c *scanner) next(b byte) bool {
 	return true
 }
 
+// member reports whether a member of that name comes next, and consumes all of
+// it but its value if so.
+func (c *scanner) member(name string) bool {
+	n := len(name)
+	if c.failed || len(c.rest) < n+3 || c.rest[0] != '"' || string(c.rest[1:n+1]) != name || string(c.rest[n+1:n+3]) != `":` {
+		return false
+	}
+	c.rest = c.rest[n+3:]
+	return true
+}
+
 // string consumes a string and returns what it says.
 func (c *scanner) string() string {
 	c.literal(`"`)

@@ -58,6 +58,14 @@ func (p *Proof) Encode() []byte {
 	return append(b, p.Checkpoint...)
 }
 
+// check refuses a proof that ParseProof would not parse, but for its checkpoint.
+func (p *Proof) check() error {
+	if p.Index >= maxSize || len(p.Hashes) > maxProofHashes {
+		return fmt.Errorf("%w proof: its bounds", ErrMalformed)
+	}
+	return nil
+}
+
 // ParseProof parses what Encode returned and nothing else; extra data, which
 // nothing authenticates, is refused. It verifies nothing. Its errors wrap
 // ErrMalformed.

@@ -32,22 +32,22 @@ type Entry struct {
 }
 
 // Encode returns the one encoding of a receipt: JSON in the form of RFC 8785
-// and one newline. It checks bounds and forms and verifies nothing. Its errors
-// wrap ErrMalformed.
+// and one newline. It checks bounds and the forms of all but the statements,
+// which must be canonical encodings as they are in every ledger, and verifies
+// nothing. Its errors wrap ErrMalformed.
 func Encode(entries ...Entry) ([]byte, error) {
 	if len(entries) == 0 || len(entries) > MaxEntries {
 		return nil, fmt.Errorf("%w receipt: %d entries", ErrMalformed, len(entries))
 	}
 	b := append(make([]byte, 0, 4<<10), `{"entries":[`...) // larger than most
 	for i, e := range entries {
-		if _, err := ParseStatement(e.Statement); err != nil {
-			return nil, fmt.Errorf("entry %d: %w", i, err)
+		if n := len(e.Statement); n == 0 || n > MaxStatement {
+			return nil, fmt.Errorf("entry %d: %w statement: %d bytes", i, ErrMalformed, n)
 		}
 		if len(e.Salt) != SaltSize {
 			return nil, fmt.Errorf("entry %d: %w salt", i, ErrMalformed)
 		}
-		proof := e.Proof.Encode()
-		if _, err := ParseProof(proof); err != nil {
+		if err := e.Proof.check(); err != nil {
 			return nil, fmt.Errorf("entry %d: %w", i, err)
 		}
 		if _, err := ParseCheckpoint(e.Proof.Checkpoint); err != nil {
@@ -57,7 +57,7 @@ func Encode(entries ...Entry) ([]byte, error) {
 			b = append(b, ',')
 		}
 		b = append(b, `{"proof":`...)
-		b = appendString(b, string(proof))
+		b = appendString(b, string(e.Proof.Encode()))
 		b = append(b, `,"salt":"`...)
 		b = base64.StdEncoding.AppendEncode(b, e.Salt)
 		b = append(b, `","statement":`...)
@@ -75,15 +75,20 @@ func Encode(entries ...Entry) ([]byte, error) {
 // It accepts what Encode returns and nothing else. The statements are parts of
 // receipt. Its errors wrap ErrMalformed.
 func Parse(receipt []byte) ([]Entry, error) {
+	entries, _, err := parse(receipt)
+	return entries, err
+}
+
+// parse is Parse with what the statements say.
+func parse(receipt []byte) (entries []Entry, statements []*Statement, err error) {
 	if len(receipt) > MaxReceipt {
-		return nil, fmt.Errorf("%w receipt: larger than %d bytes", ErrMalformed, MaxReceipt)
+		return nil, nil, fmt.Errorf("%w receipt: larger than %d bytes", ErrMalformed, MaxReceipt)
 	}
 	c := &scanner{rest: receipt}
-	var entries []Entry
 	c.literal(`{"entries":[`)
 	for !c.next(']') {
 		if len(entries) == MaxEntries {
-			return nil, fmt.Errorf("%w receipt: more than %d entries", ErrMalformed, MaxEntries)
+			return nil, nil, fmt.Errorf("%w receipt: more than %d entries", ErrMalformed, MaxEntries)
 		}
 		if len(entries) > 0 {
 			c.literal(",")
@@ -96,31 +101,36 @@ func Parse(receipt []byte) ([]Entry, error) {
 		statement := c.object()
 		c.literal("}")
 		if c.failed {
-			return nil, fmt.Errorf("%w receipt: not in canonical form", ErrMalformed)
+			return nil, nil, fmt.Errorf("%w receipt: not in canonical form", ErrMalformed)
 		}
 		salt, err := base64.StdEncoding.Strict().DecodeString(salt64)
 		if err != nil {
-			return nil, fmt.Errorf("entry %d: %w salt", len(entries), ErrMalformed)
+			return nil, nil, fmt.Errorf("entry %d: %w salt", len(entries), ErrMalformed)
 		}
 		proof, err := ParseProof([]byte(text))
 		if err != nil {
-			return nil, fmt.Errorf("entry %d: %w", len(entries), err)
+			return nil, nil, fmt.Errorf("entry %d: %w", len(entries), err)
+		}
+		s, err := ParseStatement(statement)
+		if err != nil {
+			return nil, nil, fmt.Errorf("entry %d: %w", len(entries), err)
 		}
 		entries = append(entries, Entry{Statement: statement, Salt: salt, Proof: *proof})
+		statements = append(statements, s)
 	}
 	c.literal(`,"format":"` + receiptFormat + "\"}\n")
 	if c.failed || len(c.rest) > 0 {
-		return nil, fmt.Errorf("%w receipt: not in canonical form, or of unknown format", ErrMalformed)
+		return nil, nil, fmt.Errorf("%w receipt: not in canonical form, or of unknown format", ErrMalformed)
 	}
 	// Whatever the lines above took too lightly does not survive this.
 	again, err := Encode(entries...)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if !bytes.Equal(again, receipt) {
-		return nil, fmt.Errorf("%w receipt: not in canonical form", ErrMalformed)
+		return nil, nil, fmt.Errorf("%w receipt: not in canonical form", ErrMalformed)
 	}
-	return entries, nil
+	return entries, statements, nil
 }
 
 // Verified is a receipt whose every entry was found in a tree that a pinned
@@ -151,7 +161,7 @@ type VerifiedEntry struct {
 // It does not prove that they are true, nor, without witnesses, that the
 // operator shows everybody the same ledger.
 func Verify(receipt []byte, pinned *Keys) (*Verified, error) {
-	entries, err := Parse(receipt)
+	entries, statements, err := parse(receipt)
 	if err != nil {
 		return nil, err
 	}
@@ -164,11 +174,7 @@ func Verify(receipt []byte, pinned *Keys) (*Verified, error) {
 		if err := e.Proof.verify(LeafHash(e.Salt, e.Statement), c); err != nil {
 			return nil, fmt.Errorf("entry %d: %w", i, err)
 		}
-		s, err := ParseStatement(e.Statement)
-		if err != nil {
-			return nil, fmt.Errorf("entry %d: %w", i, err)
-		}
-		v.Entries[i] = VerifiedEntry{Index: e.Proof.Index, Statement: s, Checkpoint: c, SignedBy: signers}
+		v.Entries[i] = VerifiedEntry{Index: e.Proof.Index, Statement: statements[i], Checkpoint: c, SignedBy: signers}
 	}
 	v.Origin = v.Entries[0].Checkpoint.Origin
 	if err := v.belongTogether(); err != nil {

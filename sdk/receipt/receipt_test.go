@@ -724,6 +724,15 @@ func TestEncodeBounds(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	// A statement's own form is the ledger's to keep, and a verifier's to check.
+	e.Statement = []byte(`{"kind":"destroyed"}`)
+	b, err := receipt.Encode(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := receipt.Parse(b); !errors.Is(err, receipt.ErrMalformed) {
+		t.Errorf("a statement that is none: %v", err)
+	}
 	if _, err := receipt.Parse(bytes.Repeat([]byte{' '}, receipt.MaxReceipt+1)); !errors.Is(err, receipt.ErrMalformed) {
 		t.Errorf("too large: %v", err)
 	}

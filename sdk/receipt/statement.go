@@ -373,13 +373,11 @@ func ParseStatement(b []byte) (*Statement, error) {
 		if i > 0 {
 			c.literal(",")
 		}
-		name := c.string()
-		c.literal(":")
 		// The order is that of fields, so each can only be further on.
-		for len(left) > 0 && left[0].name != name {
+		for len(left) > 0 && !c.member(left[0].name) {
 			left = left[1:]
 		}
-		if c.failed || len(left) == 0 {
+		if len(left) == 0 {
 			return nil, fmt.Errorf("%w statement: unknown, repeated or misplaced member", ErrMalformed)
 		}
 		if err := left[0].parse(c, s); err != nil {
