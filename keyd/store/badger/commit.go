@@ -303,6 +303,6 @@ func (s *Store) commit(o *overlay) error {
 	if err := s.dir.syncIfChanged(); err != nil {
 		return s.fail("syncing the directory", err)
 	}
-	s.db.SetDiscardTs(s.snaps.publish(ts))
+	s.db.SetDiscardTs(s.snaps.publish(ts, cacheOf(o.rows)))
 	return nil
 }

@@ -8,10 +8,12 @@ import (
 
 // rowCache keeps rows that were read from one snapshot, for the other readers
 // of that snapshot: a few rows (the epoch's, a tenant's, a class's, a bucket's)
-// are read by nearly every call, and Badger takes microseconds for each.
+// are read by nearly every call, and Badger takes microseconds for each. It
+// begins with those of the commit that made the snapshot: whoever waited for it
+// reads them next.
 //
 // A snapshot does not change, so no row is ever taken out as outdated: readers
-// of a newer snapshot have another, empty cache. See snapshots.
+// of a newer snapshot have another cache. See snapshots.
 type rowCache [1 << 10]atomic.Pointer[cachedRow]
 
 // cachedRow is immutable.
@@ -21,6 +23,18 @@ type cachedRow struct{ key, value []byte }
 const maxCachedValue = 4 << 10
 
 var rowCacheSeed = maphash.MakeSeed()
+
+// cacheOf returns the cache of a snapshot in which these rows are the newest.
+func cacheOf(written map[string]write) *rowCache {
+	c := new(rowCache)
+	for k, w := range written {
+		if !w.deleted && len(w.value) <= maxCachedValue {
+			key := badgerKey(k)
+			c.slot(key).Store(&cachedRow{key, w.value})
+		}
+	}
+	return c
+}
 
 func (c *rowCache) slot(key []byte) *atomic.Pointer[cachedRow] {
 	return &c[maphash.Bytes(rowCacheSeed, key)%uint64(len(c))]

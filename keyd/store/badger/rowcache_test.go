@@ -49,6 +49,22 @@ func TestRowCache(t *testing.T) {
 	}
 }
 
+func TestRowCacheOfWritten(t *testing.T) {
+	c := cacheOf(map[string]write{
+		"put":     {value: []byte("1")},
+		"large":   {value: make([]byte, maxCachedValue+1)},
+		"deleted": {deleted: true},
+	})
+	if v, ok := c.get([]byte("rput")); !ok || string(v) != "1" {
+		t.Errorf("%q, %v", v, ok)
+	}
+	for _, key := range []string{"rlarge", "rdeleted"} {
+		if v, ok := c.get([]byte(key)); ok {
+			t.Errorf("%s: %d bytes", key, len(v))
+		}
+	}
+}
+
 // TestViewsSeeOneSnapshotOfHotRows: however often two rows are read, a view
 // sees what one commit made of both, and nothing older than what was
 // acknowledged before it began; so does an update, beside its own writes.

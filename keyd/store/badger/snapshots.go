@@ -24,7 +24,7 @@ type snapshot struct {
 	// era counts the drops of rows, slices of a range, that ended before the
 	// reader began: one of an earlier era may keep dropped bytes alive.
 	era uint64
-	// rows were read from this snapshot, and are seen by its readers alone.
+	// rows are of this snapshot, and are seen by its readers alone.
 	rows *rowCache
 }
 
@@ -73,11 +73,12 @@ func (s *snapshots) end(snap snapshot) {
 	}
 }
 
-// publish makes ts the newest and returns the oldest still read.
-func (s *snapshots) publish(ts uint64) (oldest uint64) {
+// publish makes ts the newest, with a cache of its rows, and returns the oldest
+// still read.
+func (s *snapshots) publish(ts uint64, rows *rowCache) (oldest uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.next.ts, s.next.rows = ts, new(rowCache)
+	s.next.ts, s.next.rows = ts, rows
 	if len(s.open) > 0 {
 		return s.open[0].ts
 	}
