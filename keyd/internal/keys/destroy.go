@@ -380,11 +380,10 @@ func (k *Keys) heldBy(a *aim, now time.Time) error {
 	if a.dead {
 		return nil
 	}
-	now = k.holdTime(now)
-	if h := binding(a.tenant.Holds, now); h != nil {
+	if h := k.holding(a.tenant.Holds, now); h != nil {
 		return held(h)
 	}
-	if h := binding(a.subject.Holds, now); h != nil {
+	if h := k.holding(a.subject.Holds, now); h != nil {
 		return held(h)
 	}
 	return nil

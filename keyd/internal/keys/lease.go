@@ -249,8 +249,7 @@ func (k *Keys) lease(r Reader, es epochs, b *batch, q *query, now time.Time) (*k
 		return nil, errAgain
 	}
 	// A hold outlives the retention: what was kept for it opens.
-	then := k.holdTime(now)
-	heldNow := binding(tenant.Holds, then) != nil || binding(subject.Holds, then) != nil
+	heldNow := k.holding(tenant.Holds, now) != nil || k.holding(subject.Holds, now) != nil
 	if expired(class, bucket, now) && !heldNow {
 		if k.clockDoubted(now) && bucket.State != storev1.BucketState_BUCKET_STATE_DEAD {
 			return nil, unavailable("whether the retention has ended is not known", ErrClock)

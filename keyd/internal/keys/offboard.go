@@ -71,7 +71,7 @@ func (k *Keys) planDestroyTenant(r Reader, q *request, now time.Time) (*plan, er
 			return q.remember(tx, index, now, true, 0)
 		}}, nil
 	}
-	if h := binding(t.Holds, k.holdTime(now)); h != nil {
+	if h := k.holding(t.Holds, now); h != nil {
 		return nil, held(h)
 	}
 	if err := noSubjectHeld(r, q.keys.id, k.holdTime(now)); err != nil {

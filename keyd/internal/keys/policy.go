@@ -140,6 +140,15 @@ func binding(holds []*storev1.Hold, now time.Time) *storev1.Hold {
 	return nil
 }
 
+// holding is binding at the time by which holds end. Most have no holds, and
+// that time takes a call of the system.
+func (k *Keys) holding(holds []*storev1.Hold, now time.Time) *storev1.Hold {
+	if len(holds) == 0 {
+		return nil
+	}
+	return binding(holds, k.holdTime(now))
+}
+
 func binds(h *storev1.Hold, now time.Time) bool {
 	return h.EndMs == 0 || now.UnixMilli() < h.EndMs
 }

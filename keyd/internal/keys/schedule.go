@@ -471,7 +471,7 @@ func (d *duties) findDue(ctx context.Context) (due []dueSubject, pointless [][]b
 		case t.State == storev1.TenantState_TENANT_STATE_FENCED:
 			pointless = append(pointless, key)
 			return nil
-		case t.State != storev1.TenantState_TENANT_STATE_ACTIVE, binding(t.Holds, k.holdTime(now)) != nil:
+		case t.State != storev1.TenantState_TENANT_STATE_ACTIVE, k.holding(t.Holds, now) != nil:
 			return nil
 		}
 		var subject storev1.Subject
@@ -479,7 +479,7 @@ func (d *duties) findDue(ctx context.Context) (due []dueSubject, pointless [][]b
 			return bad.pass(dueOfNobody(err))
 		}
 		s.name = t.Name
-		if binding(subject.Holds, k.holdTime(now)) == nil && !slices.Contains(due[max(0, len(due)-1):], s) {
+		if k.holding(subject.Holds, now) == nil && !slices.Contains(due[max(0, len(due)-1):], s) {
 			due = append(due, s)
 		}
 		return nil
