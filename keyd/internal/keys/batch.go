@@ -26,7 +26,7 @@ func (b *batch) activeTenant(r Reader, name string) (*storev1.Tenant, error) {
 	if b.tenant == nil || b.tenant.Name != name {
 		b.forget()
 		var err error
-		if b.tenant, err = activeTenant(r, name); err != nil {
+		if b.tenant, err = sharedTenant(r, name); err != nil {
 			return nil, err
 		}
 	}
@@ -36,7 +36,7 @@ func (b *batch) activeTenant(r Reader, name string) (*storev1.Tenant, error) {
 // readClass reads a class of the tenant that was read last.
 func (b *batch) readClass(r Reader, tenant id16, name string) (*storev1.Class, error) {
 	if b.class == nil || b.class.Name != name {
-		class, err := readClass(r, tenant, name)
+		class, err := sharedClass(r, tenant, name)
 		if err != nil {
 			return nil, err
 		}
@@ -51,8 +51,8 @@ func (b *batch) readClass(r Reader, tenant id16, name string) (*storev1.Class, e
 // ErrNotFound.
 func (b *batch) readBucket(r Reader, tenant id16, class uint32, start uint64) (*storev1.Bucket, error) {
 	if b.bucket == nil || b.start != start {
-		bucket := new(storev1.Bucket)
-		if err := getRow(r, bucketKey(tenant, class, start), bucket); err != nil {
+		bucket, err := getShared(&sharedBuckets, r, bucketKey(tenant, class, start))
+		if err != nil {
 			return nil, err
 		}
 		clear(b.shares)

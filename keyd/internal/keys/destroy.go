@@ -308,7 +308,7 @@ func stateNow(r Reader, q *request, classes []uint32) (state storev1.LifeState, 
 // numbers are those of the classes that a request names.
 func (q *request) numbers(r Reader) (numbers []uint32, err error) {
 	for _, name := range q.classes {
-		c, err := readClass(r, q.keys.id, name)
+		c, err := sharedClass(r, q.keys.id, name)
 		if err != nil {
 			return nil, err
 		}
@@ -338,7 +338,7 @@ type aim struct {
 	// numbers and names of the classes; empty: the whole person.
 	classes    map[uint32]string
 	generation uint32
-	tenant     *storev1.Tenant
+	tenant     *storev1.Tenant // shared
 	// dead: all of it is destroyed, by several entries of which none is about
 	// all. What is left to do is to state it, which no hold forbids.
 	dead bool
@@ -347,13 +347,13 @@ type aim struct {
 // aimOf reads what a request is about. Where one entry destroyed all of it
 // already it returns the plan that says so.
 func aimOf(r Reader, q *request, now time.Time) (*aim, *plan, error) {
-	tenant, err := activeTenant(r, q.tenant)
+	tenant, err := sharedTenant(r, q.tenant)
 	if err != nil {
 		return nil, nil, err
 	}
 	a := &aim{classes: make(map[uint32]string, len(q.classes)), generation: max(q.ifGeneration, 1), tenant: tenant}
 	for _, name := range q.classes {
-		c, err := readClass(r, q.keys.id, name)
+		c, err := sharedClass(r, q.keys.id, name)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -766,7 +766,7 @@ func planReinstate(r Reader, q *request, now time.Time) (*plan, uint32, error) {
 		}
 		s.Scope = receipt.ScopeClasses
 		for _, name := range q.classes {
-			c, err := readClass(r, q.keys.id, name)
+			c, err := sharedClass(r, q.keys.id, name)
 			if err != nil {
 				return nil, 0, err
 			}

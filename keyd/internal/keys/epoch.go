@@ -29,8 +29,8 @@ type epochs struct {
 // readEpochs reads the row that every turn changes. A transaction that reads
 // it conflicts with the turn.
 func readEpochs(r Reader) (epochs, error) {
-	var meta storev1.Meta
-	if err := getRow(r, metaKey(), &meta); err != nil {
+	meta, err := getShared(&sharedMetas, r, metaKey())
+	if err != nil {
 		return epochs{}, damaged("the store's own row cannot be read", err)
 	}
 	return epochs{open: meta.Epoch, draining: meta.Draining, preparing: meta.Preparing, restoredMs: meta.Restore.GetDoneMs()}, nil

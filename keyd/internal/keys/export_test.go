@@ -2,7 +2,11 @@ package keys
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	storev1 "lethe/proto/keyd/store/v1"
 )
@@ -64,3 +68,24 @@ const (
 	BeatLimit = beatLimit
 	BeatLapse = beatLapse
 )
+
+// CheckShared returns an error if a parsed row that is shared was changed.
+func CheckShared() error {
+	return errors.Join(checkShared(&sharedMetas), checkShared(&sharedTenants), checkShared(&sharedClasses), checkShared(&sharedBuckets))
+}
+
+func checkShared[M any, P interface {
+	*M
+	proto.Message
+}](s *shared[M]) (err error) {
+	for i := range s {
+		p := s[i].Load()
+		if p == nil {
+			continue
+		}
+		if m := P(new(M)); proto.Unmarshal(p.row, m) != nil || !proto.Equal(m, P(p.message)) {
+			err = errors.Join(err, fmt.Errorf("a shared %T was changed", m))
+		}
+	}
+	return err
+}

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"lethe/keyd/internal/ledger"
 	storev1 "lethe/proto/keyd/store/v1"
 )
@@ -217,8 +219,13 @@ func (k *Keys) update(ctx context.Context, fn func(Tx) error) error {
 
 // activeTenant reads a tenant's row, and refuses one that is fenced.
 func activeTenant(r Reader, name string) (*storev1.Tenant, error) {
-	var t storev1.Tenant
-	switch err := getRow(r, tenantKey(tenantID(name)), &t); {
+	t, err := sharedTenant(r, name)
+	return proto.CloneOf(t), err
+}
+
+// sharedTenant is activeTenant for those who do not change what they get.
+func sharedTenant(r Reader, name string) (*storev1.Tenant, error) {
+	switch t, err := getShared(&sharedTenants, r, tenantKey(tenantID(name))); {
 	case errors.Is(err, ErrNotFound):
 		return nil, unknown("the tenant")
 	case err != nil:
@@ -229,21 +236,23 @@ func activeTenant(r Reader, name string) (*storev1.Tenant, error) {
 		return nil, lost()
 	case t.State != storev1.TenantState_TENANT_STATE_ACTIVE:
 		return nil, erased("the tenant")
+	default:
+		return t, nil
 	}
-	return &t, nil
 }
 
-func readClass(r Reader, tenant id16, name string) (*storev1.Class, error) {
-	var c storev1.Class
-	switch err := getRow(r, classKey(tenant, classHash(name)), &c); {
+// sharedClass reads a class by its name. It is not to be changed.
+func sharedClass(r Reader, tenant id16, name string) (*storev1.Class, error) {
+	switch c, err := getShared(&sharedClasses, r, classKey(tenant, classHash(name))); {
 	case errors.Is(err, ErrNotFound):
 		return nil, unknown("the class").with("field", "class")
 	case err != nil:
 		return nil, err
 	case c.Name != name:
 		return nil, damaged("a class's row has another name", nil)
+	default:
+		return c, nil
 	}
-	return &c, nil
 }
 
 // classByNumber reads a class by its number in blobs.

@@ -455,11 +455,11 @@ func (k *Keys) create(tx Tx, q *query, now time.Time, dek []byte, keyID id16, bu
 	if err != nil {
 		return err
 	}
-	tenant, err := activeTenant(tx, t.name)
+	tenant, err := sharedTenant(tx, t.name)
 	if err != nil {
 		return err
 	}
-	class, err := readClass(tx, t.id, q.Class)
+	class, err := sharedClass(tx, t.id, q.Class)
 	if err != nil {
 		return err
 	}
