@@ -2,6 +2,7 @@ package keys_test
 
 import (
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -64,6 +65,12 @@ func TestDrainedByOutlastsAClockThatIsSet(t *testing.T) {
 				r.clock.Advance(d)
 			}
 		}
+		put := func(t *testing.T, r *rig, lease time.Duration) {
+			t.Helper()
+			if _, err := r.PutClass(t.Context(), "acme", class("trace", 24*time.Hour, lease)); err != nil {
+				t.Fatal(err)
+			}
+		}
 		destroyed := func(t *testing.T, r *rig, ends time.Time) *receipt.Statement {
 			t.Helper()
 			s := r.verify(r.destroy("ann", "r")).Entries[0].Statement
@@ -92,22 +99,16 @@ func TestDrainedByOutlastsAClockThatIsSet(t *testing.T) {
 		})
 		t.Run("forth, "+name, func(t *testing.T) {
 			r, pass := begin(t)
-			put := func(lease time.Duration) {
-				t.Helper()
-				if _, err := r.PutClass(t.Context(), "acme", class("trace", 24*time.Hour, lease)); err != nil {
-					t.Fatal(err)
-				}
-			}
-			put(time.Hour)
+			put(t, r, time.Hour)
 			r.duty()
 			pass(50 * time.Second)
 			r.duty()
 			r.seal("ann", "trace")
-			put(time.Second)
+			put(t, r, time.Second)
 			r.clock.Advance(2 * time.Hour)
 			between(r)
 			pass(20 * time.Second)
-			put(2 * time.Second)
+			put(t, r, 2*time.Second)
 			destroyed(t, r, r.clock.Now().Add(time.Hour-20*time.Second))
 			// An hour that does pass ends it.
 			pass(time.Hour + time.Minute)
@@ -118,6 +119,135 @@ func TestDrainedByOutlastsAClockThatIsSet(t *testing.T) {
 				t.Errorf("drained after %v, an hour after the lease was shortened", d)
 			}
 		})
+		t.Run("back for long, "+name, func(t *testing.T) {
+			r, pass := begin(t)
+			r.duty()
+			right := r.clock.Now()
+			r.clock.Advance(-2 * time.Hour)
+			for range 3 {
+				pass(30 * time.Minute)
+				r.duty()
+				r.beat()
+			}
+			lease := r.seal("ann", "trace").Lease.AsDuration()
+			between(r)
+			pass(20 * time.Second)
+			r.beat()
+			between(r)
+			destroyed(t, r, right.Add(90*time.Minute+20*time.Second+lease))
+		})
+		t.Run("forth, then back, "+name, func(t *testing.T) {
+			r, pass := begin(t)
+			r.duty()
+			r.close()
+			r.clock.Advance(time.Hour) // of two that pass
+			if err := r.serve(); err != nil {
+				t.Fatal(err)
+			}
+			r.duty()
+			pass(time.Minute)
+			r.clock.Advance(time.Hour)
+			r.duty()
+			right := r.clock.Now()
+			r.clock.Advance(-time.Hour)
+			pass(50 * time.Minute)
+			r.duty()
+			r.beat()
+			lease := r.seal("ann", "trace").Lease.AsDuration()
+			between(r)
+			pass(20 * time.Second)
+			destroyed(t, r, right.Add(50*time.Minute+20*time.Second+lease))
+		})
+		t.Run("back, then forth, "+name, func(t *testing.T) {
+			r, pass := begin(t)
+			put(t, r, time.Hour)
+			between(r)
+			pass(2 * time.Hour)
+			r.duty()
+			r.clock.Advance(-2 * time.Hour)
+			pass(70 * time.Minute)
+			r.seal("ann", "trace")
+			put(t, r, time.Second)
+			r.clock.Advance(2 * time.Hour)
+			pass(20 * time.Second)
+			put(t, r, 2*time.Second)
+			destroyed(t, r, r.clock.Now().Add(time.Hour-20*time.Second))
+		})
+		for _, confirmed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("forth later, confirmed %v, %s", confirmed, name), func(t *testing.T) {
+				r, pass := begin(t)
+				between(r)
+				put(t, r, time.Hour)
+				pass(2 * time.Hour)
+				r.duty()
+				r.seal("ann", "trace")
+				put(t, r, time.Second)
+				r.clock.Advance(2 * time.Hour)
+				if confirmed {
+					if _, err := r.ConfirmClock(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				pass(20 * time.Second)
+				put(t, r, 2*time.Second)
+				destroyed(t, r, r.clock.Now().Add(time.Hour-20*time.Second))
+			})
+		}
+		t.Run("back, confirmed, "+name, func(t *testing.T) {
+			r, pass := begin(t)
+			pass(20 * time.Hour)
+			r.duty()
+			r.beat()
+			lease := r.seal("ann", "trace").Lease.AsDuration()
+			r.clock.Advance(-2 * time.Hour)
+			r.close()
+			if err := r.serve(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.ConfirmClock(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			pass(time.Minute)
+			r.beat()
+			between(r)
+			destroyed(t, r, r.clock.Now().Add(lease))
+		})
+		t.Run("far ahead and set right, "+name, func(t *testing.T) {
+			r, pass := begin(t)
+			r.duty()
+			r.beat()
+			r.seal("ann", "trace")
+			r.clock.Advance(1000 * time.Hour)
+			_ = keys.Duty(t.Context(), r.Keys) // it is not believed
+			r.beat()
+			r.clock.Advance(-1000 * time.Hour)
+			between(r)
+			pass(time.Minute)
+			r.duty()
+			destroyed(t, r, r.clock.Now().Add(time.Minute))
+		})
+	}
+}
+
+// How far ahead a clock was when keyd started is forgotten with that keyd, but
+// for as much as a clock is believed.
+func TestStartedByAClockFarAhead(t *testing.T) {
+	r := newOwnedRig(t)
+	r.uptime = func() time.Duration { return 0 }
+	r.duty()
+	r.seal("ann", "trace")
+	const far = 1000 * time.Hour
+	for _, by := range []time.Duration{far, -far} {
+		r.clock.Advance(by)
+		r.close()
+		if err := r.serve(); err != nil {
+			t.Fatal(err)
+		}
+		r.beat()
+	}
+	s := r.verify(r.destroy("ann", "r")).Entries[0].Statement
+	if d := s.DrainedBy.Sub(r.clock.Now()); d > 25*time.Hour {
+		t.Errorf("drained in %v", d)
 	}
 }
 

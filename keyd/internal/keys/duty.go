@@ -403,7 +403,7 @@ func (d *duties) still(ctx context.Context) error {
 // it then moves on. It fails with ErrClock.
 func (d *duties) watchClock(ctx context.Context) error {
 	k := d.k
-	now := k.now()
+	now, up := k.now(), k.uptime()
 	var row storev1.Duty
 	var head ledger.Head
 	err := k.store.View(ctx, func(r Reader) (err error) {
@@ -428,13 +428,14 @@ func (d *duties) watchClock(ctx context.Context) error {
 	}
 	if r := k.confirmed.Load(); r == nil || r.confirmations != row.Confirmations {
 		if r != nil {
-			k.reckonAnew(now)
+			k.reckonAnew(now, up)
 		}
-		k.confirmed.Store(&clockReading{now, k.uptime(), row.Confirmations})
+		k.confirmed.Store(&clockReading{now, up, row.Confirmations})
 	}
 	if set := k.clockSet(now); set.Abs() > clockBound {
 		return fmt.Errorf("%w: it was set by %v in all since keyd began to watch it; set it or, if it is right, say lethe epoch confirm-clock", ErrClock, set.Round(time.Minute))
 	}
+	k.reckonOn(now, up)
 	if now.Sub(believed) < time.Minute && row.ClockMs != 0 {
 		k.believed.Store(max(now.UnixMilli(), k.believed.Load()))
 		return nil // a row a minute is enough
@@ -465,14 +466,16 @@ func (k *Keys) ConfirmClock(ctx context.Context) (time.Time, error) {
 		if err := getRow(tx, dutyKey(), &row); err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
-		row.ClockMs = now.UnixMilli()
+		row.ClockMs, row.ReckonedMs = now.UnixMilli(), 0
 		row.Confirmations++
 		return putRow(tx, dutyKey(), &row)
 	})
 	if err == nil {
-		k.reckonAnew(now)
+		k.duties.entry.Lock() // it is not looked at with what was read before
+		k.reckonAnew(now, up)
 		k.believed.Store(now.UnixMilli())
 		k.confirmed.Store(&clockReading{now, up, row.Confirmations})
+		k.duties.entry.Unlock()
 	}
 	k.duties.kick()
 	return now, err

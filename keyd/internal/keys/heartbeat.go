@@ -76,7 +76,7 @@ func (k *Keys) beatLocked(ctx context.Context) error {
 			return err
 		}
 		return putRow(tx, heartbeatKey(k.pulse.id), &storev1.Heartbeat{
-			Beat: k.pulse.beat + 1, Epoch: now.open, Oldest: es.oldest(), TimeMs: began.UnixMilli(),
+			Beat: k.pulse.beat + 1, Epoch: now.open, Oldest: es.oldest(), TimeMs: began.UnixMilli(), ReckonedMs: k.reckonedMs(),
 		})
 	})
 	if err == nil {
@@ -152,22 +152,26 @@ func (k *Keys) buryOthers(ctx context.Context) error {
 	})
 }
 
-// leave removes this keyd's row, so that nobody waits for it, and notes the time
-// until which it was there.
+// leave removes this keyd's row, so that nobody waits for it, and notes what the
+// time was by then.
 func (k *Keys) leave() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	err := k.store.Update(ctx, func(tx Tx) error {
+	err := k.update(ctx, func(tx Tx) error {
 		if err := tx.Delete(heartbeatKey(k.pulse.id)); err != nil {
 			return err
 		}
 		var duty storev1.Duty
 		err := getRow(tx, dutyKey(), &duty)
-		if until := k.believed.Load(); err == nil && until > duty.ClockMs {
-			duty.ClockMs = until
-			return putRow(tx, dutyKey(), &duty)
+		if errors.Is(err, ErrNotFound) {
+			return nil
 		}
-		return nil
+		if err != nil {
+			return err
+		}
+		duty.ClockMs = max(duty.ClockMs, k.believed.Load())
+		duty.ReckonedMs = k.reckonedMs()
+		return putRow(tx, dutyKey(), &duty)
 	})
 	if err != nil {
 		k.log.Debug("heartbeat not removed; it lapses", "error", err)

@@ -148,13 +148,31 @@ func (k *Keys) reckon(noted time.Time) {
 	k.reckoned.Store(&reckoning{now, latest(now, noted), up, up})
 }
 
-// reckonAnew is reckon for when an operator has said that now is the time.
-// That an hour has passed since something is not believed sooner for that.
-func (k *Keys) reckonAnew(now time.Time) {
-	if r := k.reckoned.Load(); r != nil {
-		up := k.uptime()
-		k.reckoned.Store(&reckoning{earliest(now, r.early.Add(up-r.up)), now, up, r.began})
+// at is r as of an uptime.
+func (r reckoning) at(up time.Duration) reckoning {
+	return reckoning{r.early.Add(up - r.up), r.late.Add(up - r.up), up, r.began}
+}
+
+// reckonOn goes on from a clock that is believed, if it is later: it may be
+// right now, and set back after that.
+func (k *Keys) reckonOn(now time.Time, up time.Duration) {
+	if r := k.reckoned.Load().at(up); now.After(r.late) {
+		r.late = now
+		k.reckoned.Store(&r)
 	}
+}
+
+// reckonAnew is reckon for when an operator has said that now was the time.
+// That an hour has passed since something is not believed sooner for that.
+func (k *Keys) reckonAnew(now time.Time, up time.Duration) {
+	r := k.reckoned.Load().at(up)
+	r.early, r.late = earliest(now, r.early), now
+	k.reckoned.Store(&r)
+}
+
+// reckonedMs is the latest that it may be now by a clock that was believed.
+func (k *Keys) reckonedMs() int64 {
+	return k.reckoned.Load().at(k.uptime()).late.UnixMilli()
 }
 
 // bounds are the times between which it is, whether the wall clock was set or
@@ -163,13 +181,9 @@ func (k *Keys) reckonAnew(now time.Time) {
 // process began cannot be told, so for as long as a lease may last from is early
 // by all that a clock may be set unnoticed.
 func (k *Keys) bounds(now time.Time) (from, to time.Time) {
-	r := k.reckoned.Load()
-	if r == nil {
-		return now, now
-	}
-	up := k.uptime()
-	from, to = earliest(now, r.early.Add(up-r.up)), latest(now, r.late.Add(up-r.up))
-	if up-r.began <= MaxLease {
+	r := k.reckoned.Load().at(k.uptime())
+	from, to = earliest(now, r.early), latest(now, r.late)
+	if r.up-r.began <= MaxLease {
 		from = from.Add(-clockBound)
 	}
 	return from, to

@@ -54,12 +54,13 @@ func Open(ctx context.Context, cfg Config) (*Keys, error) {
 		k.endTerm()
 		return nil, k.explain(ctx, err)
 	}
-	// A full store still serves what it holds.
-	if err := k.buryOthers(ctx); err != nil && !errors.Is(err, ErrFull) {
+	// A full store still serves what it holds. The others' rows tell what the time
+	// was until this one's does.
+	if err := k.beat(ctx); err != nil && !errors.Is(err, ErrFull) {
 		k.endTerm()
 		return nil, err
 	}
-	if err := k.beat(ctx); err != nil && !errors.Is(err, ErrFull) {
+	if err := k.buryOthers(ctx); err != nil && !errors.Is(err, ErrFull) {
 		k.endTerm()
 		return nil, err
 	}
@@ -106,6 +107,7 @@ func newKeys(cfg Config) *Keys {
 	}
 	k.pulse.id = newID()
 	k.duties = newDuties(k)
+	k.reckon(k.now())
 	return k
 }
 
@@ -291,24 +293,30 @@ func (k *Keys) compareLedger(ctx context.Context) error {
 		if err := getRow(r, dutyKey(), &duty); err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
-		noted := duty.ClockMs
+		if duty.ClockMs == 0 {
+			k.believed.Store(0)
+			k.reckon(k.now())
+			return nil
+		}
+		believed, reckoned := duty.ClockMs, duty.ReckonedMs
 		// A keyd that was killed has shown since that it lived. What is farther
 		// ahead than a clock is believed is no reading of a clock.
+		most := duty.ClockMs + clockBound.Milliseconds()
 		err = r.Scan([]byte{'A'}, nil, func(_, value []byte) bool {
 			var beat storev1.Heartbeat
-			if decode(value, &beat) == nil && noted != 0 && beat.TimeMs-noted <= clockBound.Milliseconds() {
-				noted = max(noted, beat.TimeMs)
+			if decode(value, &beat) == nil {
+				if beat.TimeMs <= most {
+					believed = max(believed, beat.TimeMs)
+				}
+				reckoned = max(reckoned, beat.ReckonedMs)
 			}
 			return true
 		})
 		if err != nil {
 			return err
 		}
-		k.believed.Store(noted)
-		if noted == 0 {
-			noted = k.now().UnixMilli()
-		}
-		k.reckon(time.UnixMilli(noted))
+		k.believed.Store(believed)
+		k.reckon(time.UnixMilli(max(believed, min(reckoned, most))))
 		return nil
 	})
 }

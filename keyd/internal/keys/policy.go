@@ -68,9 +68,9 @@ func lasts(leaseMs int64) int64 {
 // setLease changes the lease and remembers the old one for as long as keys may
 // be out under it. The history is a list of what may still matter, so it stays
 // short; where changes come faster than they lapse, neighbours are merged to
-// the longer lease and the later end, which errs on the safe side. from is now,
-// or earlier if it may be that.
-func setLease(c *storev1.Class, leaseMs int64, from, now time.Time) {
+// the longer lease and the later end, which errs on the safe side. It is from to
+// to now, as far as is known.
+func setLease(c *storev1.Class, leaseMs int64, from, to time.Time) {
 	if c.LeaseMs == leaseMs {
 		return
 	}
@@ -81,7 +81,7 @@ func setLease(c *storev1.Class, leaseMs int64, from, now time.Time) {
 			kept = append(kept, p)
 		}
 	}
-	old := &storev1.LeasePolicy{LeaseMs: c.LeaseMs, UntilMs: now.UnixMilli()}
+	old := &storev1.LeasePolicy{LeaseMs: c.LeaseMs, UntilMs: to.UnixMilli()}
 	if n := len(kept); n >= 16 {
 		kept[n-1].LeaseMs = max(lasts(kept[n-1].LeaseMs), lasts(old.LeaseMs))
 		kept[n-1].UntilMs = max(kept[n-1].UntilMs, old.UntilMs)

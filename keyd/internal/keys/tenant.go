@@ -473,8 +473,8 @@ func (k *Keys) PutClass(ctx context.Context, tenant string, c *keydv1.Class) (*k
 			return nil, err
 		default:
 			before := proto.CloneOf(row)
-			from, _ := k.bounds(now)
-			setLease(row, c.Lease.AsDuration().Milliseconds(), from, now)
+			from, to := k.bounds(now)
+			setLease(row, c.Lease.AsDuration().Milliseconds(), from, to)
 			next, err := nextBucket(r, id, row, now)
 			if err != nil {
 				return nil, err

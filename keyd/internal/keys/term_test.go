@@ -40,6 +40,13 @@ func (r *rig) kill() {
 	r.store = owned{storeOf(rows)}
 }
 
+func (r *rig) beat() {
+	r.t.Helper()
+	if err := r.Beat(context.Background()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 // TestCopyServedSince: a copy that is put back is not the store that was served
 // last, though not an entry is missing, and serves once it was replayed: then it
 // knows that keys were lost.

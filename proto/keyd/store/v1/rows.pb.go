@@ -891,8 +891,11 @@ type Heartbeat struct {
 	// The open epoch that this keyd has seen.
 	Epoch uint32 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// It holds no KEK of an older epoch than this.
-	Oldest        uint32 `protobuf:"varint,3,opt,name=oldest,proto3" json:"oldest,omitempty"`
-	TimeMs        int64  `protobuf:"varint,4,opt,name=time_ms,json=timeMs,proto3" json:"time_ms,omitempty"`
+	Oldest uint32 `protobuf:"varint,3,opt,name=oldest,proto3" json:"oldest,omitempty"`
+	TimeMs int64  `protobuf:"varint,4,opt,name=time_ms,json=timeMs,proto3" json:"time_ms,omitempty"`
+	// The latest that it may have been then: by the wall clock when that was
+	// believed, and by the time since boot.
+	ReckonedMs    int64 `protobuf:"varint,5,opt,name=reckoned_ms,json=reckonedMs,proto3" json:"reckoned_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -955,6 +958,13 @@ func (x *Heartbeat) GetTimeMs() int64 {
 	return 0
 }
 
+func (x *Heartbeat) GetReckonedMs() int64 {
+	if x != nil {
+		return x.ReckonedMs
+	}
+	return 0
+}
+
 // Duty says which keyd does the background work.
 type Duty struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -969,8 +979,10 @@ type Duty struct {
 	// The newest epoch for which a root was asked for, and the 16 bytes of that
 	// request: written before the KMS is asked, so that whoever asks again, after
 	// a crash too, gets the same root.
-	RootEpoch     uint32 `protobuf:"varint,5,opt,name=root_epoch,json=rootEpoch,proto3" json:"root_epoch,omitempty"`
-	RootRequest   []byte `protobuf:"bytes,6,opt,name=root_request,json=rootRequest,proto3" json:"root_request,omitempty"`
+	RootEpoch   uint32 `protobuf:"varint,5,opt,name=root_epoch,json=rootEpoch,proto3" json:"root_epoch,omitempty"`
+	RootRequest []byte `protobuf:"bytes,6,opt,name=root_request,json=rootRequest,proto3" json:"root_request,omitempty"`
+	// As in a heartbeat, when the last keyd stopped.
+	ReckonedMs    int64 `protobuf:"varint,7,opt,name=reckoned_ms,json=reckonedMs,proto3" json:"reckoned_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1045,6 +1057,13 @@ func (x *Duty) GetRootRequest() []byte {
 		return x.RootRequest
 	}
 	return nil
+}
+
+func (x *Duty) GetReckonedMs() int64 {
+	if x != nil {
+		return x.ReckonedMs
+	}
+	return 0
 }
 
 // Wrapped is a key under its parent. Its row's key is part of what it is bound to.
@@ -2476,12 +2495,14 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\n" +
 	"started_ms\x18\a \x01(\x03R\tstartedMs\x12\x1d\n" +
 	"\n" +
-	"updated_ms\x18\b \x01(\x03R\tupdatedMs\"f\n" +
+	"updated_ms\x18\b \x01(\x03R\tupdatedMs\"\x87\x01\n" +
 	"\tHeartbeat\x12\x12\n" +
 	"\x04beat\x18\x01 \x01(\x04R\x04beat\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x16\n" +
 	"\x06oldest\x18\x03 \x01(\rR\x06oldest\x12\x17\n" +
-	"\atime_ms\x18\x04 \x01(\x03R\x06timeMs\"\xb5\x01\n" +
+	"\atime_ms\x18\x04 \x01(\x03R\x06timeMs\x12\x1f\n" +
+	"\vreckoned_ms\x18\x05 \x01(\x03R\n" +
+	"reckonedMs\"\xd6\x01\n" +
 	"\x04Duty\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\fR\x06holder\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x19\n" +
@@ -2489,7 +2510,9 @@ const file_keyd_store_v1_rows_proto_rawDesc = "" +
 	"\rconfirmations\x18\x04 \x01(\x04R\rconfirmations\x12\x1d\n" +
 	"\n" +
 	"root_epoch\x18\x05 \x01(\rR\trootEpoch\x12!\n" +
-	"\froot_request\x18\x06 \x01(\fR\vrootRequest\"T\n" +
+	"\froot_request\x18\x06 \x01(\fR\vrootRequest\x12\x1f\n" +
+	"\vreckoned_ms\x18\a \x01(\x03R\n" +
+	"reckonedMs\"T\n" +
 	"\aWrapped\x12\x15\n" +
 	"\x06kek_id\x18\x01 \x01(\fR\x05kekId\x12\x1e\n" +
 	"\n" +
