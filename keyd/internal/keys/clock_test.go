@@ -33,17 +33,21 @@ func TestStatementsDoNotGoBack(t *testing.T) {
 	}
 }
 
+// restart stops keyd and starts it anew.
+func (r *rig) restart() {
+	r.t.Helper()
+	r.close()
+	if err := r.serve(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 // A clock that was set, either way, has no lease end sooner: what was leased
 // before runs on, and what passes on no clock of keyd's passes for the client.
 func TestDrainedByOutlastsAClockThatIsSet(t *testing.T) {
 	for name, between := range map[string]func(*rig){
 		"running": func(*rig) {},
-		"stopped": func(r *rig) {
-			r.close()
-			if err := r.serve(); err != nil {
-				t.Fatal(err)
-			}
-		},
+		"stopped": (*rig).restart,
 		"killed": func(r *rig) {
 			r.kill()
 			if err := r.serve(); err != nil {
@@ -55,10 +59,7 @@ func TestDrainedByOutlastsAClockThatIsSet(t *testing.T) {
 			r = newOwnedRig(t)
 			var up atomic.Int64
 			r.uptime = func() time.Duration { return time.Duration(up.Load()) }
-			r.close()
-			if err := r.serve(); err != nil {
-				t.Fatal(err)
-			}
+			r.restart()
 			up.Add(123_456) // no whole milliseconds
 			return r, func(d time.Duration) {
 				up.Add(int64(d))
@@ -141,9 +142,7 @@ func TestDrainedByOutlastsAClockThatIsSet(t *testing.T) {
 			r.duty()
 			r.close()
 			r.clock.Advance(time.Hour) // of two that pass
-			if err := r.serve(); err != nil {
-				t.Fatal(err)
-			}
+			r.restart()
 			r.duty()
 			pass(time.Minute)
 			r.clock.Advance(time.Hour)
@@ -200,10 +199,7 @@ func TestDrainedByOutlastsAClockThatIsSet(t *testing.T) {
 			r.beat()
 			lease := r.seal("ann", "trace").Lease.AsDuration()
 			r.clock.Advance(-2 * time.Hour)
-			r.close()
-			if err := r.serve(); err != nil {
-				t.Fatal(err)
-			}
+			r.restart()
 			if _, err := r.ConfirmClock(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -239,10 +235,7 @@ func TestStartedByAClockFarAhead(t *testing.T) {
 	const far = 1000 * time.Hour
 	for _, by := range []time.Duration{far, -far} {
 		r.clock.Advance(by)
-		r.close()
-		if err := r.serve(); err != nil {
-			t.Fatal(err)
-		}
+		r.restart()
 		r.beat()
 	}
 	s := r.verify(r.destroy("ann", "r")).Entries[0].Statement
