@@ -19,9 +19,9 @@ import (
 //
 // It is expiring for a grace, in which a longer retention takes it back, or for
 // as long as opens are only to be refused; a change of either begins the grace
-// anew. While it is materialising, the shares of held subjects are kept; when it is dead its
-// key is overwritten, and what was sealed in it opens for nobody but them, for
-// as long as they are held.
+// anew. While it is materialising, the shares of held subjects are kept; when it
+// is dead its key is overwritten, and what was sealed in it opens for nobody but
+// them, for as long as they are held.
 
 var errExpired = fail(keydv1.Outcome_OUTCOME_EXPIRED, "the retention of this bucket has ended")
 
