@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"testing"
@@ -189,8 +191,14 @@ func TestClose(t *testing.T) {
 func TestOutage(t *testing.T) {
 	clock := newFakeClock()
 	f := newFakeKeyd(t, clock)
-	addr := f.addr
 	f.stop()
+	dir, err := os.MkdirTemp("", "lethe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	// No port: somebody else may take it while keyd is away.
+	addr := "unix://" + filepath.Join(dir, "keyd.sock")
 	c, err := sdk.Dial(t.Context(), addr, sdk.WithClock(clock))
 	if err != nil {
 		t.Fatalf("Dial without a keyd: %v", err)

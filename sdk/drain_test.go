@@ -282,7 +282,12 @@ func TestGuaranteeDrained(t *testing.T) {
 				t.Errorf("client %d: %s succeeded %v too late", i, deeds[at].what, last.Sub(limit))
 			}
 		}
-		if _, err := agents[i].Open(t.Context(), alice, blob); !errors.Is(err, sdk.ErrErased) {
+		var err error
+		eventually(t, "the last cut is mended", func() bool {
+			_, err = agents[i].Open(t.Context(), alice, blob)
+			return !errors.Is(err, sdk.ErrUnavailable)
+		})
+		if !errors.Is(err, sdk.ErrErased) {
 			t.Errorf("client %d, at last: %v", i, err)
 		}
 		if n := bad.calls.Load(); i == 0 && n == 0 {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -96,7 +97,11 @@ func startFakeKeyd(clock *fakeClock) *fakeKeyd {
 }
 
 func (f *fakeKeyd) listen(addr string) {
-	lis, err := net.Listen("tcp", addr)
+	network, at := "tcp", addr
+	if path, unix := strings.CutPrefix(addr, "unix://"); unix {
+		network, at = "unix", path
+	}
+	lis, err := net.Listen(network, at)
 	if err != nil {
 		panic(err)
 	}
@@ -105,7 +110,10 @@ func (f *fakeKeyd) listen(addr string) {
 	keydv1.RegisterErasureServiceServer(s, f)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.Serve(lis) })
-	f.addr = lis.Addr().String()
+	f.addr = addr
+	if network == "tcp" {
+		f.addr = lis.Addr().String()
+	}
 	f.stop = func() { s.Stop(); wg.Wait() }
 }
 
@@ -129,11 +137,13 @@ func outcomeError(o keydv1.Outcome, code codes.Code) error {
 }
 
 func (f *fakeKeyd) GetBlobKeys(ctx context.Context, req *keydv1.GetBlobKeysRequest) (*keydv1.GetBlobKeysResponse, error) {
-	f.calls.Add(1)
-	f.asked.Add(int64(len(req.Queries)))
 	f.mu.Lock()
 	answer := f.answer
+	// Counted once the answer stands: whoever waits for the count may then change
+	// what it would have been.
+	count := func() { f.calls.Add(1); f.asked.Add(int64(len(req.Queries))) }
 	if f.down {
+		count()
 		f.mu.Unlock()
 		return nil, status.Error(codes.Unavailable, "down")
 	}
@@ -158,6 +168,7 @@ func (f *fakeKeyd) GetBlobKeys(ctx context.Context, req *keydv1.GetBlobKeysReque
 		resp.Results = append(resp.Results, r)
 	}
 	resp.Recipients = f.states(req.Recipients)
+	count()
 	f.mu.Unlock()
 	if answer != nil {
 		return answer(ctx, req, resp)
@@ -418,10 +429,11 @@ func start(t testing.TB, opts ...sdk.Option) (*sdk.Client, *fakeKeyd, *fakeClock
 	return c, f, clock
 }
 
-// eventually waits for something that happens in the background.
+// eventually waits for something that happens in the background. It gives up
+// late: a client that was cut off waits the longer the longer keyd was away.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for range 5000 {
+	for range 60_000 {
 		if ok() {
 			return
 		}

@@ -202,10 +202,15 @@ func TestLeaseEndsInsideOpen(t *testing.T) {
 	mustOpen(t, c, alice, blob, "secret plaintext")
 	f.setDown(true)
 	var readings atomic.Int64
+	step := sync.OnceFunc(func() {
+		clock.setOnNow(nil)
+		clock.StepWall(2 * time.Minute)
+	})
 	clock.setOnNow(func() {
-		if readings.Add(1) == 2 {
-			clock.setOnNow(nil)
-			clock.StepWall(2 * time.Minute)
+		// The keeper may be who reads second; Open's own second reading is not
+		// before the step either.
+		if readings.Add(1) >= 2 {
+			step()
 		}
 	})
 	dst := append(make([]byte, 0, 256), "dst"...)
@@ -446,7 +451,8 @@ func TestBucketBoundary(t *testing.T) {
 	f.setLease(time.Hour)
 	clock.Advance(50 * time.Minute)
 	first := mustSeal(t, c, alice, "first")
-	clock.Advance(10*time.Minute - 1)
+	// The keeper looks first: a key that is in use then is asked for ahead.
+	pass(t, c, clock, 10*time.Minute-1, 10*time.Minute-1)
 	mustSeal(t, c, alice, "first")
 	if n := f.seals.Load(); n != 1 {
 		t.Errorf("%d queries to seal before the boundary", n)
@@ -464,7 +470,7 @@ func TestBucketBoundary(t *testing.T) {
 	mustOpen(t, c, alice, first, "first")
 	mustOpen(t, c, alice, second, "second")
 	// keyd being away at the boundary is an outage, not a reason to go on.
-	clock.Advance(time.Hour - time.Second)
+	pass(t, c, clock, time.Hour-time.Second, time.Hour-time.Second)
 	mustSeal(t, c, alice, "second")
 	f.setDown(true)
 	clock.Advance(time.Second)

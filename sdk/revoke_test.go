@@ -438,7 +438,7 @@ func TestWithoutRevocations(t *testing.T) {
 	blob := mustSeal(t, c, alice, "data")
 	mustOpen(t, c, alice, blob, "data")
 	f.kill("alice", erased, true)
-	clock.Advance(59 * time.Second)
+	pass(t, c, clock, 59*time.Second, 59*time.Second) // not in use yet, and so not renewed
 	mustOpen(t, c, alice, blob, "data")
 	clock.Advance(time.Second)
 	if err := openErr(t, c, blob); !errors.Is(err, sdk.ErrErased) {
