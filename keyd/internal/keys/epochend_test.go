@@ -429,7 +429,8 @@ func TestKEKsGoWithTheirRoot(t *testing.T) {
 		before := f.count("unwrap")
 		for range 10_000 {
 			_ = ask()
-			if f.count("unwrap") > before {
+			// Nobody may join a renewal that has met what is over by then.
+			if f.count("unwrap") > before && r.Loads() == 0 {
 				return
 			}
 			time.Sleep(time.Millisecond)
@@ -452,12 +453,6 @@ func TestKEKsGoWithTheirRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	renew()
-	for range 10_000 {
-		if r.HeldKEKs(1) == 0 {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
 	if n := r.HeldKEKs(1); n != 0 {
 		t.Fatalf("%d KEKs of a disabled root are held", n)
 	}
@@ -957,10 +952,11 @@ type sameRoot struct {
 
 func (s sameRoot) Create(context.Context, uint32, keys.RootRequest) (string, error) { return s.id, nil }
 
-// anchored waits until the anchor covers the ledger.
+// anchored waits until the anchor covers the ledger. One that was away is tried
+// again after 10 s at the latest.
 func (r *rig) anchored() {
 	r.t.Helper()
-	for range 2000 {
+	for range 12_000 {
 		if r.AnchoredSize() == r.LedgerSize() {
 			return
 		}

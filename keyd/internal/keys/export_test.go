@@ -63,6 +63,13 @@ func (k *Keys) HeldKEKs(epoch uint32) (n int) {
 	return n
 }
 
+// Loads counts the loads of KEKs that are under way.
+func (k *Keys) Loads() int {
+	k.ring.mu.Lock()
+	defer k.ring.mu.Unlock()
+	return len(k.ring.flights) + len(k.ring.keks)
+}
+
 // Bounds of heartbeats.
 const (
 	BeatLimit = beatLimit
