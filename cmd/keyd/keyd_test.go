@@ -392,6 +392,7 @@ func TestPartsOnOneFileSystem(t *testing.T) {
 	if c := component(t, client, "anchor"); !c.Healthy || !strings.Contains(c.Detail, "on the store's file system: the roots and the anchor") {
 		t.Errorf("the anchor is %v", c)
 	}
+	d.stop(t) // by its end, all that it said has come
 	if said := d.said(); !strings.Contains(said, "one backup or snapshot of the store's file system") {
 		t.Errorf("it says %s", said)
 	}

@@ -47,9 +47,7 @@ func build(t *testing.T) (image_, closed string) {
 		}
 	}
 	s := openTest(t, dir)
-	for s.db.Levels()[0].NumTables > 0 { // is merged into the next level, sooner or later
-		time.Sleep(10 * time.Millisecond)
-	}
+	merged(t, s, dir)
 	for i := range loggedRows {
 		commitRows(t, s, "logged", i, i+1)
 	}
@@ -58,6 +56,24 @@ func build(t *testing.T) (image_, closed string) {
 		t.Fatal(err)
 	}
 	return image_, dir
+}
+
+// merged waits until the tables of level 0 were merged into the next one, as they
+// are at some time in the first second after a start, and those that they were
+// are removed.
+func merged(t *testing.T, s *Store, dir string) {
+	t.Helper()
+	for {
+		levels := s.db.Levels()
+		tables := 0
+		for _, l := range levels {
+			tables += l.NumTables
+		}
+		if levels[0].NumTables == 0 && len(listTables(t, dir)) == tables {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 func valueOf(kind string, i int) string { return fmt.Sprintf("%s-%d-%080d", kind, i, i*i) }
