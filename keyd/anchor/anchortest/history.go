@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -59,15 +60,11 @@ func (h *History) Fork(t testing.TB) *History {
 // Grow appends n entries as one group and returns the size then.
 func (h *History) Grow(n int) uint64 {
 	h.t.Helper()
-	statements := make([][]byte, n)
-	for i := range statements {
-		statements[i] = h.statement()
-	}
-	_, head, err := ledger.Append(h.rows, stated, statements)
+	g, err := ledger.Append(h.rows, stated, slices.Repeat([]*receipt.Statement{&statement}, n))
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	return head.Size
+	return g.Head.Size
 }
 
 // GrowKnown is Grow with salts that are the same in every History, so that two
@@ -78,11 +75,15 @@ func (h *History) GrowKnown(n int) uint64 {
 	if err != nil {
 		h.t.Fatal(err)
 	}
+	encoded, err := statement.Encode()
+	if err != nil {
+		h.t.Fatal(err)
+	}
 	entries := make([]ledger.Entry, n)
 	for i := range entries {
 		salt := make([]byte, receipt.SaltSize)
 		binary.BigEndian.PutUint64(salt, head.Size+uint64(i))
-		entries[i] = ledger.Entry{Salt: salt, Statement: h.statement(), TreeSize: head.Size + uint64(n)}
+		entries[i] = ledger.Entry{Salt: salt, Statement: encoded, TreeSize: head.Size + uint64(n)}
 	}
 	if head, err = ledger.Replay(h.rows, entries); err != nil {
 		h.t.Fatal(err)
@@ -92,15 +93,8 @@ func (h *History) GrowKnown(n int) uint64 {
 
 var stated = time.UnixMilli(1_700_000_000_000)
 
-func (h *History) statement() []byte {
-	s := receipt.Statement{
-		Kind: receipt.HoldReleased, Time: stated, Tenant: "acme", Scope: receipt.ScopeTenant, Hold: "case-7",
-	}
-	b, err := s.Encode()
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return b
+var statement = receipt.Statement{
+	Kind: receipt.HoldReleased, Time: stated, Tenant: "acme", Scope: receipt.ScopeTenant, Hold: "case-7",
 }
 
 // Object returns the object of the entries [from, size).

@@ -32,8 +32,9 @@ type op struct {
 	err  error
 	done chan struct{}
 
-	index uint64 // of its statement
-	size  uint64 // of the tree that the anchor must cover
+	index uint64        // of its statement
+	size  uint64        // of the tree that the anchor must cover
+	group *ledger.Group // that its statements are in; nil: it has none
 }
 
 // plan is what a checked operation will write.
@@ -170,10 +171,10 @@ func (k *Keys) runGroup(ctx context.Context, group []*op) {
 	// The transaction has no deadline of its own: while its outcome is not
 	// known they stay marked, and the callers' deadlines bound their waiting.
 	unmark := k.closing.mark(closes)
-	var head ledger.Head
+	var logged *ledger.Group
 	err := k.update(ctx, func(tx Tx) error {
 		now := k.stated()
-		var statements [][]byte
+		var statements []*receipt.Statement
 		for _, o := range group {
 			o.plan, o.err = o.check(tx, now)
 			if o.err != nil {
@@ -183,28 +184,24 @@ func (k *Keys) runGroup(ctx context.Context, group []*op) {
 				}
 				return o.err // the store failed, not the operation
 			}
-			for _, s := range o.plan.statements {
-				b, err := s.Encode()
-				if err != nil {
-					return err
-				}
-				statements = append(statements, b)
-			}
+			statements = append(statements, o.plan.statements...)
 		}
-		var next uint64
-		var err error
+		logged = nil
+		var next, size uint64
 		if len(statements) != 0 {
-			if next, head, err = ledger.Append(tx, now, statements); err != nil {
+			var err error
+			if logged, err = ledger.Append(tx, now, statements); err != nil {
 				return err
 			}
+			next, size = logged.First, logged.Head.Size
 		}
 		for _, o := range group {
 			if o.err != nil {
 				continue
 			}
-			o.index, o.size = o.plan.index, head.Size
+			o.index, o.size, o.group = o.plan.index, size, nil
 			if len(o.plan.statements) != 0 {
-				o.index = next
+				o.index, o.group = next, logged
 			}
 			if err := o.plan.write(tx, o.index); err != nil {
 				return err
@@ -245,9 +242,9 @@ func (k *Keys) runGroup(ctx context.Context, group []*op) {
 		}
 		return
 	}
-	if err == nil && head.Size != 0 {
-		k.ledgerSize.Store(head.Size)
-		k.lastStated.Store(head.Time.UnixMilli())
+	if err == nil && logged != nil {
+		k.ledgerSize.Store(logged.Head.Size)
+		k.lastStated.Store(logged.Head.Time.UnixMilli())
 		k.changed.wake()
 		k.keeper.Notify()
 	}

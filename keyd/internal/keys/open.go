@@ -169,14 +169,10 @@ func (k *Keys) initialise(ctx context.Context) error {
 			Kind: receipt.EpochOpened, Time: now, Epoch: epoch,
 			KMS: k.kms.Kind(), Root: root, PlannedEnd: end,
 		}
-		statement, err := opened.Encode()
-		if err != nil {
-			return err
-		}
 		if err := ledger.Create(tx); err != nil {
 			return err
 		}
-		if _, _, err := ledger.Append(tx, now, [][]byte{statement}); err != nil {
+		if _, err := ledger.Append(tx, now, []*receipt.Statement{&opened}); err != nil {
 			return err
 		}
 		for name, row := range secrets {

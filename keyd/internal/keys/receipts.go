@@ -29,17 +29,20 @@ func statementAt(r Reader, index uint64) (*receipt.Statement, error) {
 // recorded builds the answer to an operation whose entry the anchor covers: of
 // the entry, and of the one that it led to if the operation's plan has one.
 func (k *Keys) recorded(ctx context.Context, o *op) (*Recorded, error) {
+	if o.group != nil { // it was just logged
+		s := o.plan.statements[0]
+		b, err := o.group.Receipt(k.signer, o.index)
+		return &Recorded{Index: o.index, Receipt: b, DrainedBy: s.DrainedBy, Due: s.Due}, err
+	}
 	rec := &Recorded{Index: o.index}
-	err := k.store.View(ctx, func(r Reader) (err error) {
+	err := k.store.View(ctx, func(r Reader) error {
 		var later []uint64
 		if o.plan != nil && o.plan.later != nil {
 			rec.Index = *o.plan.later
 			later = append(later, rec.Index)
 		}
-		var s *receipt.Statement
-		if o.plan != nil && len(o.plan.statements) != 0 {
-			s = o.plan.statements[0] // it was just logged
-		} else if s, err = statementAt(r, rec.Index); err != nil {
+		s, err := statementAt(r, rec.Index)
+		if err != nil {
 			return err
 		}
 		rec.DrainedBy, rec.Due = s.DrainedBy, s.Due

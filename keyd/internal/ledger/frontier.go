@@ -18,7 +18,12 @@ type frontier struct {
 
 // readFrontier reads the frontier of the tree of the first size entries.
 func readFrontier(r Reader, size uint64) (frontier, error) {
-	var indexes []int64
+	roots, err := readHashes(r, frontierIndexes(size))
+	return frontier{size: size, roots: roots}, err
+}
+
+// frontierIndexes returns where the roots of that frontier are stored.
+func frontierIndexes(size uint64) (indexes []int64) {
 	var lo uint64
 	for level := bits.Len64(size) - 1; level >= 0; level-- {
 		if size>>level&1 == 1 {
@@ -26,8 +31,7 @@ func readFrontier(r Reader, size uint64) (frontier, error) {
 			lo += 1 << level
 		}
 	}
-	roots, err := readHashes(r, nil, indexes)
-	return frontier{size: size, roots: roots}, err
+	return indexes
 }
 
 // add extends the tree by a leaf.

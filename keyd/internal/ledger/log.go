@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/bits"
 	"time"
 
 	"golang.org/x/mod/sumdb/tlog"
@@ -101,32 +102,45 @@ func putHead(tx Tx, h Head) error {
 	return tx.Put(headKey, b)
 }
 
-// Append adds statements, in their canonical encoding, as one group, and
-// returns the index of the first and the new head. Salts are drawn anew at
-// each call. It reads and writes the head row, which every append conflicts
-// on: call it last in a transaction, and once.
-func Append(tx Tx, now time.Time, statements [][]byte) (first uint64, head Head, err error) {
+// Group is what one Append added, and all it takes to make receipts of it without
+// the store. It is immutable.
+type Group struct {
+	// First is the index of the first entry.
+	First uint64
+	// Head is the ledger's head after the append.
+	Head Head
+
+	entries []Entry
+	hashes  map[int64]tlog.Hash // by stored hash index: those of proofs in Head's tree
+}
+
+// Append adds statements as one group. Salts are drawn anew at each call. It
+// reads and writes the head row, which every append conflicts on: call it last in
+// a transaction, and once.
+func Append(tx Tx, now time.Time, statements []*receipt.Statement) (*Group, error) {
 	if len(statements) == 0 {
-		return 0, Head{}, errors.New("ledger: nothing to append")
+		return nil, errors.New("ledger: nothing to append")
 	}
-	for i, s := range statements {
-		if _, err := receipt.ParseStatement(s); err != nil {
-			return 0, Head{}, fmt.Errorf("ledger: statement %d of %d: %w", i, len(statements), err)
-		}
-	}
-	head, err = ReadHead(tx)
-	if err != nil {
-		return 0, Head{}, err
-	}
-	first = head.Size
 	entries := make([]Entry, len(statements))
 	for i, s := range statements {
+		b, err := s.Encode()
+		if err != nil {
+			return nil, fmt.Errorf("ledger: statement %d of %d: %w", i, len(statements), err)
+		}
 		salt := make([]byte, receipt.SaltSize)
 		rand.Read(salt) // never fails
-		entries[i] = Entry{Salt: salt, Statement: s, TreeSize: first + uint64(len(statements))}
+		entries[i] = Entry{Salt: salt, Statement: b}
 	}
-	head, err = extend(tx, head, now, entries)
-	return first, head, err
+	head, err := ReadHead(tx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range entries {
+		entries[i].TreeSize = head.Size + uint64(len(entries))
+	}
+	g := &Group{First: head.Size, entries: entries}
+	g.Head, g.hashes, err = extend(tx, head, now, entries)
+	return g, err
 }
 
 // Replay appends entries that the store lost, as the mirror kept them: with
@@ -151,51 +165,59 @@ func Replay(tx Tx, entries []Entry) (Head, error) {
 			now = s.Time
 		}
 	}
-	return extend(tx, head, now, entries)
+	head, _, err = extend(tx, head, now, entries)
+	return head, err
 }
 
-// extend writes the rows of entries that follow head, and the new head.
-func extend(tx Tx, head Head, now time.Time, entries []Entry) (Head, error) {
+// extend writes the rows of entries that follow head, and the new head. It
+// returns the new hashes too, with those of head's tree that proofs of the new
+// entries need: its frontier.
+func extend(tx Tx, head Head, now time.Time, entries []Entry) (Head, map[int64]tlog.Hash, error) {
 	size := head.Size + uint64(len(entries))
 	if size > MaxSize {
-		return Head{}, fmt.Errorf("%w: it is full", ErrSize)
+		return Head{}, nil, fmt.Errorf("%w: it is full", ErrSize)
 	}
-	// What this append writes is read back from here, not from the store.
-	fresh := make(map[int64]tlog.Hash, 2*len(entries))
-	hashes := tlog.HashReaderFunc(func(indexes []int64) ([]tlog.Hash, error) {
-		return readHashes(tx, fresh, indexes)
-	})
+	known := make(map[int64]tlog.Hash, 2*len(entries)+bits.Len64(size))
+	indexes := frontierIndexes(head.Size)
+	old, err := readHashes(tx, indexes)
+	if err != nil {
+		return Head{}, nil, err
+	}
+	for i, x := range indexes {
+		known[x] = old[i]
+	}
+	hashes := knownHashes(known)
 	for i, e := range entries {
 		n := head.Size + uint64(i)
 		row, err := proto.Marshal(&storev1.LedgerEntry{Salt: e.Salt, Statement: e.Statement, TreeSize: e.TreeSize})
 		if err != nil {
-			return Head{}, err
+			return Head{}, nil, err
 		}
 		if err := tx.Put(rowKey(rowEntry, n), row); err != nil {
-			return Head{}, err
+			return Head{}, nil, err
 		}
 		stored, err := tlog.StoredHashesForRecordHash(int64(n), receipt.LeafHash(e.Salt, e.Statement), hashes)
 		if err != nil {
-			return Head{}, err
+			return Head{}, nil, err
 		}
 		at := tlog.StoredHashIndex(0, int64(n))
 		for j, h := range stored {
-			fresh[at+int64(j)] = h
+			known[at+int64(j)] = h
 			if err := tx.Put(rowKey(rowHash, uint64(at)+uint64(j)), h[:]); err != nil {
-				return Head{}, err
+				return Head{}, nil, err
 			}
 		}
 	}
 	root, err := tlog.TreeHash(int64(size), hashes)
 	if err != nil {
-		return Head{}, err
+		return Head{}, nil, err
 	}
 	now = time.UnixMilli(now.UnixMilli()).UTC()
 	if head.Time.After(now) {
 		now = head.Time
 	}
 	head = Head{Size: size, Root: root, Time: now}
-	return head, putHead(tx, head)
+	return head, known, putHead(tx, head)
 }
 
 // ReadEntry returns the entry of an index. Where there is none, it returns the
@@ -258,28 +280,49 @@ func Receipt(r Reader, s *Signer, index uint64, later ...uint64) ([]byte, error)
 			return nil, err
 		}
 		hashes := hashReader(r)
-		p, err := tlog.ProveRecord(int64(e.TreeSize), int64(n), hashes)
-		if err != nil {
-			return nil, fmt.Errorf("ledger entry %d: %w", n, err)
-		}
 		root, err := tlog.TreeHash(int64(e.TreeSize), hashes)
 		if err != nil {
 			return nil, fmt.Errorf("ledger entry %d: %w", n, err)
 		}
-		if tlog.CheckRecord(p, int64(e.TreeSize), root, int64(n), receipt.LeafHash(e.Salt, e.Statement)) != nil {
-			return nil, fmt.Errorf("%w: entry %d is not in its tree", ErrDamaged, n)
-		}
-		c, err := s.Checkpoint(e.TreeSize, root)
+		proven, err := prove(e, n, root, hashes, s)
 		if err != nil {
 			return nil, err
 		}
-		proof := receipt.Proof{Index: n, Checkpoint: c}
-		for _, h := range p {
-			proof.Hashes = append(proof.Hashes, h)
-		}
-		entries = append(entries, receipt.Entry{Statement: e.Statement, Salt: e.Salt, Proof: proof})
+		entries = append(entries, proven)
 	}
 	return receipt.Encode(entries...)
+}
+
+// Receipt is the receipt for the entry of index, which is one of the group's.
+func (g *Group) Receipt(s *Signer, index uint64) ([]byte, error) {
+	if index < g.First || index >= g.Head.Size {
+		return nil, fmt.Errorf("%w: entry %d is not of the group", ErrSize, index)
+	}
+	proven, err := prove(g.entries[index-g.First], index, g.Head.Root, knownHashes(g.hashes), s)
+	if err != nil {
+		return nil, err
+	}
+	return receipt.Encode(proven)
+}
+
+// prove proves the entry of index in the tree that its append made.
+func prove(e Entry, index uint64, root tlog.Hash, hashes tlog.HashReader, s *Signer) (receipt.Entry, error) {
+	p, err := tlog.ProveRecord(int64(e.TreeSize), int64(index), hashes)
+	if err != nil {
+		return receipt.Entry{}, fmt.Errorf("ledger entry %d: %w", index, err)
+	}
+	if tlog.CheckRecord(p, int64(e.TreeSize), root, int64(index), receipt.LeafHash(e.Salt, e.Statement)) != nil {
+		return receipt.Entry{}, fmt.Errorf("%w: entry %d is not in its tree", ErrDamaged, index)
+	}
+	c, err := s.Checkpoint(e.TreeSize, root)
+	if err != nil {
+		return receipt.Entry{}, err
+	}
+	proof := receipt.Proof{Index: index, Checkpoint: c}
+	for _, h := range p {
+		proof.Hashes = append(proof.Hashes, h)
+	}
+	return receipt.Entry{Statement: e.Statement, Salt: e.Salt, Proof: proof}, nil
 }
 
 // within returns ErrSize unless the ledger has size entries.
@@ -295,18 +338,27 @@ func within(r Reader, size uint64) error {
 }
 
 func hashReader(r Reader) tlog.HashReader {
+	return tlog.HashReaderFunc(func(indexes []int64) ([]tlog.Hash, error) { return readHashes(r, indexes) })
+}
+
+// knownHashes reads hashes that are all known.
+func knownHashes(known map[int64]tlog.Hash) tlog.HashReader {
 	return tlog.HashReaderFunc(func(indexes []int64) ([]tlog.Hash, error) {
-		return readHashes(r, nil, indexes)
+		out := make([]tlog.Hash, len(indexes))
+		for i, x := range indexes {
+			h, ok := known[x]
+			if !ok {
+				return nil, fmt.Errorf("ledger hash %d is not at hand", x)
+			}
+			out[i] = h
+		}
+		return out, nil
 	})
 }
 
-func readHashes(r Reader, fresh map[int64]tlog.Hash, indexes []int64) ([]tlog.Hash, error) {
+func readHashes(r Reader, indexes []int64) ([]tlog.Hash, error) {
 	out := make([]tlog.Hash, len(indexes))
 	for i, x := range indexes {
-		if h, ok := fresh[x]; ok {
-			out[i] = h
-			continue
-		}
 		b, err := r.Get(rowKey(rowHash, uint64(x)))
 		if err != nil {
 			return nil, fmt.Errorf("ledger hash %d: %w", x, err)

@@ -31,7 +31,22 @@ func TestAgainstTlog(t *testing.T) {
 	var size uint64
 	var sizes []uint64
 	for _, n := range []int{1, 1, 2, 3, 1, 8, 5, 16, 1, 7, 20} {
-		h := s.add(n)
+		g, err := ledger.Append(s.r, at(len(s.r)), statements(n))
+		must(t, "Append", err)
+		h := g.Head
+		for i := g.First; i < h.Size; i++ {
+			got, err := g.Receipt(sign, i)
+			must(t, "a group's Receipt", err)
+			want, err := ledger.Receipt(s.r, sign, i)
+			must(t, "Receipt", err)
+			if !bytes.Equal(got, want) {
+				t.Fatalf("entry %d: the group's receipt is another than the store's", i)
+			}
+		}
+		for _, i := range []uint64{g.First - 1, h.Size} {
+			_, err := g.Receipt(sign, i)
+			wantErr(t, "Receipt of an entry that is not of the group", err, ledger.ErrSize)
+		}
 		for i := size; i < h.Size; i++ {
 			e, err := ledger.ReadEntry(s.r, i)
 			must(t, "ReadEntry", err)
@@ -100,11 +115,9 @@ func TestReceiptOfLaterStages(t *testing.T) {
 	s.add(5)
 	later := func(epoch uint32) uint64 {
 		sanitised := receipt.Statement{Kind: receipt.Sanitised, Time: at(100), Epoch: epoch}
-		b, err := sanitised.Encode()
-		must(t, "Encode", err)
-		n, _, err := ledger.Append(s.r, at(100), [][]byte{b})
+		g, err := ledger.Append(s.r, at(100), []*receipt.Statement{&sanitised})
 		must(t, "Append", err)
-		return n
+		return g.First
 	}
 	n, other := later(1), later(2)
 	r, err := ledger.Receipt(s.r, sign, 3, n)
@@ -123,8 +136,8 @@ func TestReceiptOfLaterStages(t *testing.T) {
 // Two entries with one statement have different salts, so different leaves.
 func TestSaltsDiffer(t *testing.T) {
 	s := newStore(t)
-	st := statements(t, 1)[0]
-	_, _, err := ledger.Append(s.r, at(0), [][]byte{st, st})
+	st := statements(1)[0]
+	_, err := ledger.Append(s.r, at(0), []*receipt.Statement{st, st})
 	must(t, "Append", err)
 	a, err := ledger.ReadEntry(s.r, 0)
 	must(t, "ReadEntry", err)
@@ -141,10 +154,10 @@ func TestHeadTimeNeverGoesBack(t *testing.T) {
 		t.Fatalf("head of nothing: %+v", h)
 	}
 	for _, c := range []struct{ now, want int }{{100, 100}, {50, 100}, {100, 100}, {101, 101}} {
-		_, h, err := ledger.Append(s.r, at(c.now), statements(t, 1))
+		g, err := ledger.Append(s.r, at(c.now), statements(1))
 		must(t, "Append", err)
-		if !h.Time.Equal(at(c.want)) || s.head() != h {
-			t.Fatalf("at %d: head %+v, read %+v", c.now, h, s.head())
+		if !g.Head.Time.Equal(at(c.want)) || s.head() != g.Head {
+			t.Fatalf("at %d: head %+v, read %+v", c.now, g.Head, s.head())
 		}
 	}
 }
@@ -153,22 +166,20 @@ func TestAppendRefuses(t *testing.T) {
 	s := newStore(t)
 	s.add(3)
 	before := s.backup()
-	good := statements(t, 1)[0]
-	for what, list := range map[string][][]byte{
+	good := statements(1)[0]
+	for what, list := range map[string][]*receipt.Statement{
 		"nothing":              nil,
-		"an empty statement":   {nil},
-		"no statement":         {good, []byte("{}")},
-		"not canonical":        {append(bytes.Clone(good), '\n')},
-		"the second malformed": {good, good[1:]},
+		"an empty statement":   {{}},
+		"the second malformed": {good, {Kind: receipt.Destroyed, Time: at(1)}},
 	} {
-		if _, _, err := ledger.Append(s.r, at(1), list); err == nil {
+		if _, err := ledger.Append(s.r, at(1), list); err == nil {
 			t.Errorf("%s: appended", what)
 		}
 		if !maps.EqualFunc(s.r, before, bytes.Equal) {
 			t.Fatalf("%s: something was written", what)
 		}
 	}
-	if _, _, err := ledger.Append(make(rows), at(1), [][]byte{good}); !errors.Is(err, errNoRow) {
+	if _, err := ledger.Append(make(rows), at(1), []*receipt.Statement{good}); !errors.Is(err, errNoRow) {
 		t.Errorf("without a head: %v", err)
 	}
 }
@@ -278,9 +289,9 @@ func TestReplay(t *testing.T) {
 		}
 	}
 	for what, list := range map[string][]ledger.Entry{
-		"a short salt":        {{Salt: make([]byte, 31), Statement: statements(t, 1)[0], TreeSize: 18}},
+		"a short salt":        {{Salt: make([]byte, 31), Statement: statement(t, 0), TreeSize: 18}},
 		"no statement":        {{Salt: make([]byte, 32), TreeSize: 18}},
-		"an impossible group": {{Salt: make([]byte, 32), Statement: statements(t, 1)[0], TreeSize: 17}},
+		"an impossible group": {{Salt: make([]byte, 32), Statement: statement(t, 0), TreeSize: 17}},
 	} {
 		before := b.backup()
 		if _, err := ledger.Replay(b.r, list); err == nil || !maps.EqualFunc(b.r, before, bytes.Equal) {
@@ -340,9 +351,9 @@ func BenchmarkAppend(b *testing.B) {
 	for _, n := range []int{1, 64} {
 		b.Run(name("group=%d", n), func(b *testing.B) {
 			s := newStore(b)
-			list := statements(b, n)
+			list := statements(n)
 			for b.Loop() {
-				if _, _, err := ledger.Append(s.r, at(0), list); err != nil {
+				if _, err := ledger.Append(s.r, at(0), list); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -73,11 +73,11 @@ func (s *store) clone() *store { return &store{t: s.t, r: s.backup()} }
 func (s *store) add(n int) ledger.Head {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, h, err := ledger.Append(s.r, at(len(s.r)), statements(s.t, n))
+	g, err := ledger.Append(s.r, at(len(s.r)), statements(n))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return h
+	return g.Head
 }
 
 func (s *store) head() ledger.Head {
@@ -94,23 +94,27 @@ func at(seconds int) time.Time {
 	return time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Add(time.Duration(seconds) * time.Second)
 }
 
-func statements(t testing.TB, n int) [][]byte {
-	t.Helper()
-	out := make([][]byte, n)
+func statements(n int) []*receipt.Statement {
+	out := make([]*receipt.Statement, n)
 	for i := range out {
-		s := receipt.Statement{
+		out[i] = &receipt.Statement{
 			Kind: receipt.Destroyed, Time: at(i), Tenant: "acme", Handle: bytes.Repeat([]byte{byte(i)}, 16),
 			Scope: receipt.ScopePerson, Generation: 1, Existed: receipt.ExistedYes, Reason: "gdpr-art17",
 			DeadKeys:  []receipt.DeadKey{{ClassNumber: 1, Generation: 1, KeyID: [16]byte{byte(i)}}},
 			DrainedBy: at(i + 60), Epoch: 1, Anchor: "memory",
 		}
-		b, err := s.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out[i] = b
 	}
 	return out
+}
+
+// statement is the encoding of the nth of them.
+func statement(t testing.TB, n int) []byte {
+	t.Helper()
+	b, err := statements(n + 1)[n].Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 func signer(t testing.TB, seed byte) *ledger.Signer {
