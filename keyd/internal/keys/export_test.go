@@ -21,6 +21,9 @@ var (
 	NextGroup    = nextGroup
 )
 
+// MaxGroup is how many operations fill a group.
+const MaxGroup = maxGroup
+
 // Op is an operation of the group loop.
 type Op = op
 

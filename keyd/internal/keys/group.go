@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -52,6 +53,9 @@ type plan struct {
 }
 
 const maxGroup = 64
+
+// gatherLimit is the usual Config.GatherLimit.
+const gatherLimit = 20 * time.Millisecond
 
 var errClosed = unavailable("keyd is shutting down", nil)
 
@@ -109,19 +113,42 @@ func (k *Keys) groupLoop(ctx context.Context) {
 				return
 			}
 		}
-	drain:
-		for len(waiting) < 4*maxGroup {
-			select {
-			case o := <-k.ops:
-				waiting = append(waiting, o)
-			default:
-				break drain
-			}
-		}
+		waiting = k.gather(ctx, waiting)
 		var group []*op
 		group, waiting = nextGroup(waiting)
 		k.runGroup(ctx, group)
 	}
+}
+
+// gather adds to waiting the operations that wait too and, while the anchor is
+// brought up to the group before, those that come, until they fill a group. A
+// transaction, or an object of the anchor, takes about as long for many
+// operations as for one, and none is answered before the anchor covers it.
+func (k *Keys) gather(ctx context.Context, waiting []*op) []*op {
+	limit := time.NewTimer(cmp.Or(k.cfg.GatherLimit, gatherLimit))
+	defer limit.Stop()
+	for len(waiting) < 4*maxGroup {
+		select {
+		case o := <-k.ops:
+			waiting = append(waiting, o)
+			continue
+		default:
+		}
+		covered, changed := k.keeper.Covers(k.ledgerSize.Load())
+		if covered || len(waiting) >= maxGroup {
+			break
+		}
+		select {
+		case o := <-k.ops:
+			waiting = append(waiting, o)
+		case <-changed:
+		case <-limit.C:
+			return waiting
+		case <-ctx.Done():
+			return waiting
+		}
+	}
+	return waiting
 }
 
 // nextGroup takes the operations that may share a transaction, in order. What

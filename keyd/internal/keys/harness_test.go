@@ -56,6 +56,8 @@ type rig struct {
 	// patience is how long calls wait for the anchor, if not the time that suits
 	// most tests.
 	patience time.Duration
+	// gather is the GatherLimit, if not the usual one.
+	gather time.Duration
 	// uptime is the clock that nobody sets, if it is not to follow clock.
 	uptime func() time.Duration
 }
@@ -95,6 +97,7 @@ func (r *rig) config() keys.Config {
 		Initialise: true, EpochLength: 7 * 24 * time.Hour, KEKLease: 15 * time.Minute,
 		DrainBudget: 24 * time.Hour, Soak: 2 * time.Hour, DutyInterval: -1,
 		AnchorTimeout: patience, SkewAllowance: 5 * time.Second, Grace: 24 * time.Hour,
+		GatherLimit: r.gather,
 	}
 }
 

@@ -47,6 +47,10 @@ type Config struct {
 	TakeOver time.Duration
 	// AnchorTimeout is how long a call that needs the anchor waits for it.
 	AnchorTimeout time.Duration
+	// GatherLimit bounds how long an operation that writes to the ledger waits for
+	// others to share its transaction with, which it does while the anchor does
+	// not cover the ones before. Zero: 20 ms.
+	GatherLimit time.Duration
 	// Grace is how long a bucket whose retention has ended is only refused
 	// before its key is destroyed.
 	Grace time.Duration

@@ -278,6 +278,14 @@ func (k *Keeper) WaitFor(ctx context.Context, size uint64) error {
 	}
 }
 
+// Covers reports whether the anchor covers the first size entries, and returns a
+// channel that is closed when that may have changed.
+func (k *Keeper) Covers(size uint64) (covered bool, changed <-chan struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.checked && k.anchored >= size, k.changed
+}
+
 // Notify tells Run that the store has new entries.
 func (k *Keeper) Notify() {
 	select {
