@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"time"
 
 	"google.golang.org/grpc"
@@ -103,8 +104,8 @@ call reads the store, is audited to a file, and is counted in metrics. %d subjec
 // takeTurns runs the callers' loops by turns.
 func (b *bench) takeTurns(all []*caller) error {
 	for round := range b.callRounds + 1 { // the first warms up
-		for j := range all {
-			c := all[(round+j)%len(all)]
+		for _, j := range rand.Perm(len(all)) {
+			c := all[j]
 			here := measure.CPU()
 			there, err := c.server.process().CPU()
 			if err != nil {

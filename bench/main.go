@@ -43,6 +43,7 @@ func main() {
 // process of its own.
 var roles = map[string]func(args []string) error{
 	"serve-empty": serveEmpty,
+	"serve-least": serveLeast,
 	"pipe-seal":   pipeSeal,
 }
 
