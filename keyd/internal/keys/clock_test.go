@@ -3,6 +3,7 @@ package keys_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,6 +11,36 @@ import (
 	"lethe/keyd/internal/keys"
 	"lethe/sdk/receipt"
 )
+
+// The status tells how much later drained_by is for a clock that was set back.
+func TestStatusTellsOfAClockSetBack(t *testing.T) {
+	r := newRig(t)
+	var up atomic.Int64
+	r.uptime = func() time.Duration { return time.Duration(up.Load()) }
+	r.reopen()
+	said := func() bool {
+		for _, c := range r.Status(t.Context()).Components {
+			if c.Name == "epochs" {
+				return c.Healthy && strings.Contains(c.Detail, "drained_by is 2h0m0s later")
+			}
+		}
+		return false
+	}
+	r.duty()
+	if said() {
+		t.Error("told of a clock that was not set")
+	}
+	r.clock.Advance(-2 * time.Hour)
+	if !said() {
+		t.Error("not told of a clock that was set back")
+	}
+	if _, err := r.ConfirmClock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if said() {
+		t.Error("told after the clock was confirmed")
+	}
+}
 
 // A clock that was set back dates nothing earlier than what was stated or
 // believed before, so that no promise is too early.

@@ -2,10 +2,10 @@ package keys
 
 import (
 	"context"
+	"fmt"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
-
-	"time"
 
 	"lethe/keyd/internal/ledger"
 	storev1 "lethe/proto/keyd/store/v1"
@@ -52,8 +52,19 @@ func (k *Keys) Status(ctx context.Context) *keydv1.GetStatusResponse {
 	}
 	add("anchor", anchorErr, code+": "+where)
 	detail, err := k.epochHealth(ctx)
-	add("epochs", err, detail)
+	add("epochs", err, detail+k.setBack())
 	return s
+}
+
+// setBack says by how much drained_by is later because the clock was set back.
+func (k *Keys) setBack() string {
+	now := k.now()
+	_, to := k.bounds(now)
+	by := to.Sub(now).Round(time.Second)
+	if by < time.Minute {
+		return ""
+	}
+	return fmt.Sprintf("; the clock was set back: drained_by is %v later for it, until lethe epoch confirm-clock", by)
 }
 
 // restored says of a store that was put back what that means for whoever looks
