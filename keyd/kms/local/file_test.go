@@ -3,10 +3,13 @@ package local
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -119,6 +122,37 @@ func TestDamagedFileOnDisk(t *testing.T) {
 		if after, _ := os.ReadFile(o.Path); !bytes.Equal(bad, after) {
 			t.Errorf("%s: Open changed a file that it cannot read", name)
 		}
+	}
+}
+
+// Of those that make a keyfile at the same time one does, and each of them, told
+// that it is there, reads it.
+func TestKeyfileMadeAtOnce(t *testing.T) {
+	dir := privateDir(t)
+	for round := range 50 {
+		path := filepath.Join(dir, fmt.Sprint("key", round))
+		var made atomic.Int32
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				err := GenerateKeyfile(path)
+				if err == nil {
+					made.Add(1)
+				} else if !errors.Is(err, fs.ErrExist) {
+					t.Errorf("making it: %v", err)
+				}
+				if _, err := readKeyfile(path); err != nil {
+					t.Errorf("reading it: %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		if n := made.Load(); n != 1 {
+			t.Fatalf("%d made it", n)
+		}
+	}
+	if names, err := os.ReadDir(dir); err != nil || len(names) != 50 {
+		t.Errorf("%d files of 50 keyfiles, %v", len(names), err)
 	}
 }
 

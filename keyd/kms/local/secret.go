@@ -122,7 +122,8 @@ const (
 
 // GenerateKeyfile writes a new keyfile, readable by this user alone, and syncs
 // it. It fails with fs.ErrExist when path exists, and with ErrUnsafe when
-// others could replace it there.
+// others could replace it there. Whoever finds the file finds it whole: others
+// may look for it at the same time, and a crash leaves no half of one.
 func GenerateKeyfile(path string) (err error) {
 	dir, err := safeDir(filepath.Dir(path))
 	if err != nil {
@@ -137,18 +138,20 @@ func GenerateKeyfile(path string) (err error) {
 	line = append(line, '\n')
 	defer clear(key)
 	defer clear(line)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := os.CreateTemp(dir, filepath.Base(path)+".new-*")
 	if err != nil {
 		return fmt.Errorf("keyfile: %w", err)
 	}
 	_, err = f.Write(line)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = syncDir(path)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Link(f.Name(), path)
+	}
+	made := err == nil
+	err = errors.Join(err, os.Remove(f.Name()))
+	if made {
+		err = errors.Join(err, syncDir(path))
 	}
 	if err != nil {
-		// Half a keyfile would only be refused later.
-		os.Remove(path)
 		return fmt.Errorf("keyfile: %w", err)
 	}
 	return nil
