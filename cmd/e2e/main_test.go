@@ -175,11 +175,15 @@ func (d *deployment) conn() *grpc.ClientConn {
 func (d *deployment) tenant(name string, lease time.Duration) {
 	d.t.Helper()
 	admin := keydv1.NewAdminServiceClient(d.client().Conn())
-	_, err := admin.CreateTenant(d.t.Context(), &keydv1.CreateTenantRequest{
-		Tenant: name,
-		Classes: []*keydv1.Class{{
-			Name: "memory", BucketWidth: durationpb.New(24 * time.Hour), Lease: durationpb.New(lease),
-		}},
+	// The anchor may take longer than this keyd waits for it.
+	err := eventually(d.t, func(ctx context.Context) error {
+		_, err := admin.CreateTenant(ctx, &keydv1.CreateTenantRequest{
+			Tenant: name, RequestId: "create " + name,
+			Classes: []*keydv1.Class{{
+				Name: "memory", BucketWidth: durationpb.New(24 * time.Hour), Lease: durationpb.New(lease),
+			}},
+		})
+		return err
 	})
 	if err != nil {
 		d.t.Fatal(err)
