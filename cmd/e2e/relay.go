@@ -4,10 +4,13 @@ import (
 	"context"
 	"io"
 	"net"
+	"slices"
+	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	keydv1 "lethe/proto/keyd/v1"
 )
@@ -25,7 +28,12 @@ type relay struct {
 	cut       atomic.Bool
 	swallowed atomic.Int64 // revocations that did not reach the client
 	passed    atomic.Int64 // those that did
-	asked     atomic.Bool  // the client was refused a key before any did
+
+	// pushFirst has the client that asks for a key learn of a refusal only after
+	// a revocation has passed.
+	pushFirst atomic.Bool
+	pushed    chan struct{} // closed once one has
+	once      sync.Once
 }
 
 // startRelay listens on the Unix socket and relays to target.
@@ -41,7 +49,7 @@ func startRelay(socket, target string) (*relay, error) {
 	}
 	r := &relay{
 		upstream: upstream, keys: keydv1.NewKeyServiceClient(upstream),
-		server: grpc.NewServer(), socket: socket,
+		server: grpc.NewServer(), socket: socket, pushed: make(chan struct{}),
 	}
 	keydv1.RegisterKeyServiceServer(r.server, r)
 	go r.server.Serve(lis)
@@ -57,9 +65,12 @@ func (r *relay) close() {
 
 func (r *relay) GetBlobKeys(ctx context.Context, req *keydv1.GetBlobKeysRequest) (*keydv1.GetBlobKeysResponse, error) {
 	res, err := r.keys.GetBlobKeys(ctx, req)
-	for _, result := range res.GetResults() {
-		if result.GetFailure() != nil && r.passed.Load() == 0 {
-			r.asked.Store(true)
+	refused := slices.ContainsFunc(res.GetResults(), func(k *keydv1.BlobKeyResult) bool { return k.GetFailure() != nil })
+	if refused && r.pushFirst.Load() {
+		select {
+		case <-r.pushed:
+		case <-ctx.Done():
+			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
 	return res, err
@@ -86,6 +97,9 @@ func (r *relay) WatchRevocations(req *keydv1.WatchRevocationsRequest, down grpc.
 		r.passed.Add(int64(len(m.Revocations)))
 		if err := down.Send(m); err != nil {
 			return err
+		}
+		if len(m.Revocations) != 0 {
+			r.once.Do(func() { close(r.pushed) })
 		}
 	}
 }
