@@ -307,6 +307,20 @@ func refuses(c *clientProcess, in *input, p *piece) error {
 	return nil
 }
 
+// refusesOnceTold is refuses for a client that has a lease, and hears of it a
+// moment later.
+func refusesOnceTold(c *clientProcess, in *input, p *piece) error {
+	for give := time.Now().Add(15 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		a, err := c.do(in.order("open", p))
+		if err != nil {
+			return err
+		}
+		if a.Outcome != "OK" || time.Now().After(give) {
+			return refuses(c, in, p)
+		}
+	}
+}
+
 // refusesOnceReconnected is refuses for a client whose keyd was restarted: it
 // may find it unavailable for a moment, and nothing else meanwhile.
 func (s *stage) refusesOnceReconnected(c *clientProcess, in *input, p *piece) error {

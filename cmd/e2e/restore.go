@@ -81,6 +81,9 @@ func restore(ctx context.Context, s *stage) error {
 	}
 	s.deadKey = hex.EncodeToString(dead[0].KeyID[:])
 	s.gone[name] = true
+	if err := refusesOnceTold(c, in, p); err != nil {
+		return err
+	}
 	s.tell("lethe destroy: one more person is erased, after the backup.")
 
 	s.keyd.kill()
