@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -116,7 +117,7 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 //     ledger's. From then on every call fails with it;
 //   - ErrAnchorMissing: the anchor is empty and the ledger is not;
 //   - ErrAnchorDamaged: the anchor's newest objects are not what was written;
-//   - ErrDamaged: the store's own head and hashes contradict each other;
+//   - ErrDamaged: the store's own head, hashes and new entries contradict each other;
 //   - ErrSuperseded: another keyd has entered a later term than this Keeper's.
 //     From then on every call fails with it;
 //   - other errors, ErrAnchorUnavailable among them, after which nothing is
@@ -510,8 +511,13 @@ func (k *Keeper) match(ctx context.Context, o Object) error {
 	if err != nil {
 		return err
 	}
+	return k.compare(ctx, o, c)
+}
+
+// compare is match for an object with a checkpoint that is verified.
+func (k *Keeper) compare(ctx context.Context, o Object, c receipt.Checkpoint) error {
 	var h Head
-	err = k.view(ctx, func(r Reader) error {
+	err := k.view(ctx, func(r Reader) (err error) {
 		if h, err = ReadHead(r); err != nil {
 			return err
 		}
@@ -648,6 +654,14 @@ func (k *Keeper) cut(r Reader, from, size uint64) (Object, error) {
 	if err != nil {
 		return Object{}, err
 	}
+	// What is put stays: a restore would replay an entry that was damaged here.
+	f, err := readFrontier(r, from)
+	if err != nil {
+		return Object{}, err
+	}
+	if ok, err := f.extend(o, receipt.Checkpoint{Root: root}); err != nil || !ok {
+		return Object{}, errors.Join(fmt.Errorf("%w: its entries %d to %d are not those of its hashes", ErrDamaged, from, o.Size), err)
+	}
 	o.Checkpoint, err = k.signer.Checkpoint(o.Size, root)
 	return o, err
 }
@@ -668,10 +682,16 @@ func (k *Keeper) confirm(ctx context.Context, put Object) error {
 		if o.Size <= at {
 			return fmt.Errorf("%w: object of size %d where a greater one was asked for", ErrAnchorDamaged, o.Size)
 		}
-		if !o.equal(put) { // which was cut from the store
-			if err := k.match(ctx, o); err != nil {
-				return err
-			}
+		c, err := o.Check()
+		if err == nil && !bytes.Equal(o.Checkpoint, put.Checkpoint) { // which this Keeper signed
+			c, err = k.open(o)
+		}
+		if err != nil {
+			return err
+		}
+		// The store may have been replaced meanwhile.
+		if err := k.compare(ctx, o, c); err != nil {
+			return err
 		}
 		found = found || o.Size == put.Size
 		at = o.Size

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"lethe/sdk/receipt"
 )
@@ -52,14 +51,6 @@ func SameHistory(a, b Object) bool {
 	c, err1 := receipt.ParseCheckpoint(a.Checkpoint)
 	d, err2 := receipt.ParseCheckpoint(b.Checkpoint)
 	return err1 == nil && err2 == nil && c == d
-}
-
-// equal reports whether o and p are the same in every part.
-func (o Object) equal(p Object) bool {
-	return o.From == p.From && o.Size == p.Size && bytes.Equal(o.Checkpoint, p.Checkpoint) &&
-		slices.EqualFunc(o.Entries, p.Entries, func(x, y Entry) bool {
-			return x.TreeSize == y.TreeSize && bytes.Equal(x.Salt, y.Salt) && bytes.Equal(x.Statement, y.Statement)
-		})
 }
 
 // Contradicts reports whether a and b have another entry at one index.
