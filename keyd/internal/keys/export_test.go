@@ -32,6 +32,9 @@ func NewOp(ctx context.Context, alone bool, rows ...string) *Op {
 	return &op{ctx: ctx, alone: alone, rows: rows, done: make(chan struct{})}
 }
 
+// Gather is what the group loop does before it forms a group.
+func (k *Keys) Gather(ctx context.Context, waiting []*Op) []*Op { return k.gather(ctx, waiting) }
+
 // OpErr is the error that an operation ended with.
 func OpErr(o *Op) error { return o.err }
 
