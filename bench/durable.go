@@ -383,8 +383,8 @@ func (b *bench) durable() (*report.Section, error) {
 	s := &report.Section{Title: "Durable creates and destroys", Text: fmt.Sprintf(`%d clients in a closed loop. A create is the first use of a subject: %d rows, %d bytes. A destroy is %d rows, %d bytes, and beyond
 them the anchor's object (a file, synced, linked, its directory synced) and the signed receipt. The limit is the same rows, by number and size, written by
 %[1]d clients straight into the store that keyd uses, and into Badger with a group commit of the bench's own: no call, no cryptography, no checks, no anchor.
-The least destroy is a call with those rows, an object of the anchor a group, and an answer as long as a receipt, in a process of its own, grouped as keyd groups: no
-key, no check, no tree, no proof, no audit, nothing read. What it is short of the limit is the price of an acknowledged call, whoever makes it.
+The least destroy is a call with those rows, an object of the anchor and a signature a group, and an answer as long as a receipt, in a process of its own, grouped as
+keyd groups: no key, no check, no tree, no proof, no audit, nothing read. What it is short of the limit is the price of an acknowledged call that is grouped so.
 Processor time is keyd's alone in its rows, and the bench's own in those of the stores. A closed loop is bound by latency: with more clients more share a commit.`,
 		clients, len(create), create.bytes(), len(destroy), destroy.bytes())}
 	ratio := func(i, base int) float64 { return measure.Median(measure.Quotients(all[i].rates, all[base].rates)) }

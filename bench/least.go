@@ -41,7 +41,7 @@ type leastServer struct {
 	calls  chan *leastCall
 	anchor chan []*leastCall
 	key    ed25519.PrivateKey
-	busy   atomic.Bool // the anchor
+	busy   atomic.Int32 // groups that the anchor has, or is to get
 	idle   chan struct{}
 }
 
@@ -70,7 +70,7 @@ func (s *leastServer) commit() {
 				continue
 			default:
 			}
-			if !s.busy.Load() {
+			if s.busy.Load() == 0 {
 				break
 			}
 			select {
@@ -83,7 +83,7 @@ func (s *leastServer) commit() {
 		for _, c := range group {
 			c.err = err
 		}
-		s.busy.Store(true)
+		s.busy.Add(1)
 		s.anchor <- group
 	}
 }
@@ -93,7 +93,7 @@ func (s *leastServer) write() {
 	for n := 0; ; n++ {
 		group := <-s.anchor
 		err := s.object(n, len(group))
-		s.busy.Store(false)
+		s.busy.Add(-1)
 		select {
 		case s.idle <- struct{}{}:
 		default:
