@@ -252,6 +252,10 @@ func (k *keyring) kek(ctx context.Context, t *tenantKeys, id id16, epoch uint32)
 		return w, nil
 	}
 	k.mu.Lock()
+	if w := t.wrapper(id); w != nil { // it has come meanwhile
+		k.mu.Unlock()
+		return w, nil
+	}
 	f := k.keks[id]
 	if f == nil {
 		f = takeOff[*kek](k)
@@ -262,6 +266,10 @@ func (k *keyring) kek(ctx context.Context, t *tenantKeys, id id16, epoch uint32)
 			f.value, f.err = loadKEK(ctx, k.store, k.unwrap, t.name, t.id, id, epoch)
 			k.mu.Lock()
 			delete(k.keks, id)
+			if f.err == nil && k.mayKeep(f.value, f.drops) {
+				// Before anybody can find that nobody asks for it any more.
+				t.put(id, f.value)
+			}
 			k.mu.Unlock()
 			close(f.done)
 		}()
@@ -276,9 +284,7 @@ func (k *keyring) kek(ctx context.Context, t *tenantKeys, id id16, epoch uint32)
 	if !k.mayKeep(w, f.drops) {
 		return nil, errDropped
 	}
-	t.mu.Lock()
-	t.keks[id] = w
-	t.mu.Unlock()
+	t.put(id, w) // it may have been asked for on behalf of another entry
 	return w, nil
 }
 
@@ -287,9 +293,7 @@ func (k *keyring) keep(tenant string, f *freshKEK) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if t := k.tenants[tenant]; t != nil {
-		t.mu.Lock()
-		t.keks[f.id] = &kek{f.w, f.epoch}
-		t.mu.Unlock()
+		t.put(f.id, &kek{f.w, f.epoch})
 	}
 }
 
@@ -417,6 +421,12 @@ func (t *tenantKeys) wrapper(id id16) *kek {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.keks[id]
+}
+
+func (t *tenantKeys) put(id id16, w *kek) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.keks[id] = w
 }
 
 func (t *tenantKeys) handle(subject []byte) id16 {
