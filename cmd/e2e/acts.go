@@ -431,7 +431,7 @@ func unpushed(ctx context.Context, s *stage) error {
 		return fmt.Errorf("at drained_by the client process without the push finds: %s %s", a.Outcome, a.Message)
 	case a.Refused.After(s.drainedBy):
 		return errors.New("the client process went on after the instant that the receipt states")
-	case s.relay.swallowed.Load() == 0:
+	case !s.relay.awaitSwallowed():
 		return errors.New("nothing was pushed, so nothing was cut off")
 	}
 	s.tell("The second, told nothing, went on for %s, until it asked for its lease again; then: erased. The receipt promised %s at most.",

@@ -281,7 +281,7 @@ func TestGuaranteeDrained(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	if relayed.swallowed.Load() == 0 {
+	if !relayed.awaitSwallowed() {
 		t.Error("nothing was pushed to the relay")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -54,6 +55,17 @@ func startRelay(socket, target string) (*relay, error) {
 	keydv1.RegisterKeyServiceServer(r.server, r)
 	go r.server.Serve(lis)
 	return r, nil
+}
+
+// awaitSwallowed waits until revocations have come that did not reach the client,
+// who may have been refused a key before, and reports whether any have.
+func (r *relay) awaitSwallowed() bool {
+	for give := time.Now().Add(15 * time.Second); r.swallowed.Load() == 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(give) {
+			return false
+		}
+	}
+	return true
 }
 
 func (r *relay) target() string { return "unix://" + r.socket }
