@@ -230,6 +230,11 @@ func run(ctx context.Context, o options) error {
 		anchors = shelf
 	}
 
+	// Before the store is opened for good, and after its lock was asked for, which
+	// says more.
+	if err := freeSocket(ctx, o.listen); err != nil {
+		return err
+	}
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	cfg := keyd.Config{
@@ -309,25 +314,6 @@ func (o *options) mayListen() error {
 		return fmt.Errorf("--listen: %w", err)
 	}
 	return keyd.MayListen(addr)
-}
-
-// listen makes a listener. A socket that a killed keyd left behind is
-// replaced; the store's lock is what keeps two keyds apart.
-func listen(ctx context.Context, where string) (net.Listener, error) {
-	path, unix := strings.CutPrefix(where, "unix:")
-	if !unix {
-		return new(net.ListenConfig).Listen(ctx, "tcp", where)
-	}
-	path = strings.TrimPrefix(path, "//")
-	if path == "" || path[0] == '@' {
-		return nil, errors.New("--listen: a Unix socket needs a path, which guards it")
-	}
-	if fi, err := os.Lstat(path); err == nil && fi.Mode()&os.ModeSocket != 0 {
-		if err := os.Remove(path); err != nil {
-			return nil, err
-		}
-	}
-	return new(net.ListenConfig).Listen(ctx, "unix", path)
 }
 
 func serveMetrics(ctx context.Context, where string, reg *prometheus.Registry, failed chan<- error) (stop func(), err error) {
