@@ -1,7 +1,9 @@
 package keyd_test
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -51,4 +53,27 @@ func TestEpochMetrics(t *testing.T) {
 	})
 	g.ahead.Store(int64(40 * 24 * time.Hour))
 	want("beyond the final_by of both", map[string]float64{"lethe_epoch": 2, "lethe_epochs_unclosed": 1, "lethe_epochs_late": 2})
+}
+
+type lossy struct{}
+
+func (lossy) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
+
+// Metrics and the status tell that audit lines are lost, while calls go on.
+func TestLostAuditLines(t *testing.T) {
+	g := guard(t, "", func(c *keyd.Config) { c.Audit = lossy{} })
+	before := metric(t, g.metrics, "lethe_audit_lines_lost_total")
+	res, err := keydv1.NewAdminServiceClient(g.conn(t, "setup.test")).GetStatus(t.Context(), &keydv1.GetStatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := slices.IndexFunc(res.Components, func(c *keydv1.ComponentStatus) bool { return c.Name == "audit" && !c.Healthy }); i < 0 {
+		t.Errorf("the components are %v", res.Components)
+	}
+	if n := metric(t, g.metrics, "lethe_audit_lines_lost_total") - before; before < 1 || n != 1 {
+		t.Errorf("%v lines are lost, and %v for a call more", before, n)
+	}
+	if healthy := metric(t, g.metrics, "lethe_component_healthy", "component", "audit"); healthy != 0 {
+		t.Errorf("the metric says %v", healthy)
+	}
 }

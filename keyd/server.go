@@ -146,13 +146,14 @@ type Config struct {
 
 // Server is a running keyd.
 type Server struct {
-	keys   *keys.Keys
-	access *policy.Access // nil for development
-	grpc   *grpc.Server
-	health *health.Server
-	log    *slog.Logger
-	done   chan struct{}
-	once   sync.Once
+	keys    *keys.Keys
+	access  *policy.Access // nil for development
+	callers *policy.Policy
+	grpc    *grpc.Server
+	health  *health.Server
+	log     *slog.Logger
+	done    chan struct{}
+	once    sync.Once
 }
 
 // Open checks the store against the anchor and prepares to serve. The store,
@@ -173,14 +174,21 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keyd: %w", err)
 	}
-	s := &Server{keys: k, access: access, log: cfg.Log, done: make(chan struct{}), health: health.NewServer()}
+	callers := policy.New(access, cfg.Audit, cfg.Log, cfg.Metrics)
+	s := &Server{keys: k, access: access, callers: callers, log: cfg.Log, done: make(chan struct{}), health: health.NewServer()}
 	registerGauges(cfg.Metrics, k)
-	callers := policy.New(access, cfg.Audit, cfg.Metrics)
 	opts := rpc.Options(k, callers, cfg.Log)
 	info := rpc.Info{Version: cfg.Version, Development: cfg.Development, Heartbeat: cfg.Heartbeat}
+	if audit, lost := callers.Audit(); audit != nil {
+		registerComponent(cfg.Metrics, audit().Name, func() bool { return audit().Healthy })
+		cfg.Metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "lethe_audit_lines_lost_total", Help: "Calls whose audit line could not be written.",
+		}, func() float64 { return float64(lost()) }))
+		info.Components = append(info.Components, audit)
+	}
 	if access != nil {
 		registerAccess(cfg.Metrics, access)
-		info.Access = access.Status
+		info.Components = append(info.Components, access.Status)
 		opts = append(opts, grpc.Creds(access), grpc.ConnectionTimeout(handshakeTimeout),
 			grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: cfg.ConnectionAge}))
 	}
@@ -223,9 +231,6 @@ func (c *Config) setDefaults() {
 	setDefault(&c.ConnectionAge, 5*time.Minute)
 	if c.Log == nil {
 		c.Log = slog.Default()
-	}
-	if c.Audit == nil {
-		c.Audit = io.Discard
 	}
 	if c.Metrics == nil {
 		c.Metrics = prometheus.NewRegistry()
@@ -402,5 +407,6 @@ func (s *Server) Stop(ctx context.Context) {
 			<-stopped
 		}
 		s.keys.Close()
+		s.callers.Close()
 	})
 }

@@ -214,7 +214,7 @@ func run(ctx context.Context, o options) error {
 			"restored together with the anchor, destroyed keys come back unnoticed; together with the roots, a backup opens by itself",
 			"beside the store", p.Shared)
 	}
-	audit, err := os.OpenFile(o.auditLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	audit, err := openAuditLog(o.auditLog)
 	if err != nil {
 		return err
 	}

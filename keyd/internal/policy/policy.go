@@ -23,25 +23,46 @@ import (
 // Policy decides and audits. It is safe for concurrent use.
 type Policy struct {
 	access *Access // nil: for development
+	trail  *trail  // nil: no audit lines are kept
 	audit  *slog.Logger
 	calls  *prometheus.HistogramVec
 }
 
 // New decides by access. Without it every caller that reaches the listener may
 // do everything; so the listener must be one that only this machine reaches.
-// Audit lines go to audit, as JSON, one a call.
-func New(access *Access, audit io.Writer, reg prometheus.Registerer) *Policy {
+// Audit lines go to audit, as JSON, one a call and one a Write; nil: none are
+// kept. What is wrong with that goes to log.
+func New(access *Access, audit io.Writer, log *slog.Logger, reg prometheus.Registerer) *Policy {
 	p := &Policy{
 		access: access,
-		audit:  slog.New(slog.NewJSONHandler(audit, nil)),
+		audit:  slog.New(slog.DiscardHandler),
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "lethe_call_seconds",
 			Help:    "Time from a call's arrival to its answer, by method and outcome.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 18),
 		}, []string{"method", "outcome"}),
 	}
+	if audit != nil {
+		p.trail = &trail{to: audit, log: log}
+		p.audit = slog.New(slog.NewJSONHandler(p.trail, nil))
+	}
 	reg.MustRegister(p.calls)
 	return p
+}
+
+// Audit is how the audit lines fare; nil functions where none are kept.
+func (p *Policy) Audit() (status func() *keydv1.ComponentStatus, lost func() uint64) {
+	if p.trail == nil {
+		return nil, nil
+	}
+	return p.trail.status, p.trail.lines
+}
+
+// Close says in the log how many audit lines were lost, if they still are.
+func (p *Policy) Close() {
+	if p.trail != nil {
+		p.trail.end()
+	}
 }
 
 // Call is one call on its way.

@@ -39,7 +39,7 @@ func guarded(t testing.TB) (*Policy, context.Context) {
 		t.Fatal(err)
 	}
 	c := &caller{TLSInfo: credentials.TLSInfo{State: tls.ConnectionState{}}, chain: []*x509.Certificate{leaf}, principal: "agent.test"}
-	return New(access, io.Discard, prometheus.NewRegistry()), peer.NewContext(t.Context(), &peer.Peer{AuthInfo: c})
+	return New(access, io.Discard, slog.New(slog.DiscardHandler), prometheus.NewRegistry()), peer.NewContext(t.Context(), &peer.Peer{AuthInfo: c})
 }
 
 // Deciding costs one allocation, of the Call: for a batch too.
@@ -92,7 +92,7 @@ func BenchmarkBegin(b *testing.B) {
 			}
 		}
 	})
-	dev := New(nil, io.Discard, prometheus.NewRegistry())
+	dev := New(nil, io.Discard, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	b.Run("development", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

@@ -44,8 +44,8 @@ func Options(k *keys.Keys, p *policy.Policy, log *slog.Logger) []grpc.ServerOpti
 type Info struct {
 	Version     string
 	Development bool
-	// Access is how the admission of callers is; nil for development.
-	Access func() *keydv1.ComponentStatus
+	// Components are those of which keys does not know.
+	Components []func() *keydv1.ComponentStatus
 	// Heartbeat is how often a revocation stream shows that it lives.
 	Heartbeat time.Duration
 }
@@ -394,8 +394,8 @@ func (s *adminService) ConfirmClock(ctx context.Context, _ *keydv1.ConfirmClockR
 func (s *adminService) GetStatus(ctx context.Context, _ *keydv1.GetStatusRequest) (*keydv1.GetStatusResponse, error) {
 	res := s.keys.Status(ctx)
 	res.Version, res.Development = s.info.Version, s.info.Development
-	if s.info.Access != nil {
-		res.Components = append(res.Components, s.info.Access())
+	for _, status := range s.info.Components {
+		res.Components = append(res.Components, status())
 	}
 	return res, nil
 }

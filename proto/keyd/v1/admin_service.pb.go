@@ -802,7 +802,7 @@ func (x *GetStatusResponse) GetDevelopment() bool {
 
 type ComponentStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "store", "kms", "anchor", "epochs".
+	// "store", "kms", "anchor", "epochs"; "audit" and "access" where there are.
 	Name    string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Healthy bool   `protobuf:"varint,2,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	// What is wrong, or which kind it is and in which failure domain.
