@@ -329,6 +329,16 @@ func anchorDown(t *testing.T, dir string, down func() (up func())) {
 	if code := status.Code(err); code != codes.Unavailable && code != codes.NotFound {
 		t.Errorf("the receipt of a destroy that the anchor does not have: %v", err)
 	}
+	// Nobody is told that they are erased: a loss of the store would undo it.
+	if _, err := c.Open(t.Context(), of("acme", lives[0].subject), lives[0].blob); !errors.Is(err, sdk.ErrUnavailable) {
+		t.Errorf("an open of what the anchor does not have as destroyed: %v; want unavailable", err)
+	}
+	_, err = keydv1.NewHoldServiceClient(d.conn()).PlaceHold(t.Context(), &keydv1.PlaceHoldRequest{
+		Tenant: "acme", SubjectId: []byte(lives[0].subject), HoldId: "case-1", RequestId: "hold-1", Reason: "litigation",
+	})
+	if status.Code(err) != codes.Unavailable {
+		t.Errorf("a hold on what the anchor does not have as destroyed: %v; want unavailable", err)
+	}
 	// What needs no anchor goes on.
 	if _, err := c.Open(t.Context(), of("acme", lives[3].subject), lives[3].blob); err != nil {
 		t.Errorf("an open while the anchor is down: %v", err)

@@ -27,6 +27,7 @@ func (k *Keys) DescribeSubject(ctx context.Context, tenant string, subject []byt
 	}
 	handle := t.handle(subject)
 	res := &keydv1.DescribeSubjectResponse{Handle: handle[:]}
+	var told uint64 // entries of the ledger that tell of a destruction
 	err = k.store.View(ctx, func(r Reader) error {
 		row, err := activeTenant(r, tenant)
 		if err != nil {
@@ -49,6 +50,9 @@ func (k *Keys) DescribeSubject(ctx context.Context, tenant string, subject []byt
 		}
 		res.State, res.Generation = publicState(s.State), s.Generation
 		res.LedgerIndexes = s.LedgerIndexes
+		if s.State == storev1.LifeState_LIFE_STATE_DESTROYED {
+			told = newest(&s)
+		}
 		for _, e := range s.Schedules {
 			out := &keydv1.ScheduledDestruction{Due: timestamppb.New(time.UnixMilli(e.DueMs)), LedgerIndex: e.LedgerIndex}
 			for _, n := range e.Classes {
@@ -75,6 +79,9 @@ func (k *Keys) DescribeSubject(ctx context.Context, tenant string, subject []byt
 			if s.State == storev1.LifeState_LIFE_STATE_DESTROYED {
 				state = s.State
 			}
+			if state == storev1.LifeState_LIFE_STATE_DESTROYED {
+				told = newest(&s)
+			}
 			res.Classes = append(res.Classes, &keydv1.ClassState{
 				Class: c.Name, State: publicState(state), Generation: sc.Generation,
 				KeyId: sc.KeyId, DeadKeyIds: sc.DeadKeyIds,
@@ -82,6 +89,9 @@ func (k *Keys) DescribeSubject(ctx context.Context, tenant string, subject []byt
 		}
 		return nil
 	})
+	if err == nil {
+		err = k.coveredSoon(ctx, told)
+	}
 	if err != nil {
 		return nil, err
 	}

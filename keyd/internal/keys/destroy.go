@@ -762,7 +762,7 @@ func planReinstate(r Reader, q *request, now time.Time) (*plan, uint32, error) {
 		classes = subject.Classes
 	} else {
 		if dead {
-			return nil, 0, erased("the subject as a whole, which must be reinstated first; it")
+			return nil, 0, erased("the subject as a whole, which must be reinstated first; it", subject.DestroyedAt)
 		}
 		s.Scope = receipt.ScopeClasses
 		for _, name := range q.classes {

@@ -1,9 +1,12 @@
 package keys
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	storev1 "lethe/proto/keyd/store/v1"
 	keydv1 "lethe/proto/keyd/v1"
 )
 
@@ -14,6 +17,9 @@ type Error struct {
 	Message  string
 	Metadata map[string]string
 	cause    error
+	// entries is the size of the ledger that the anchor must cover before a
+	// caller is told; see Told.
+	entries uint64
 }
 
 func (e *Error) Error() string {
@@ -55,8 +61,48 @@ func unknown(what string) *Error {
 	return fail(keydv1.Outcome_OUTCOME_UNKNOWN, "%s is not known", what)
 }
 
-func erased(what string) *Error {
-	return fail(keydv1.Outcome_OUTCOME_ERASED, "%s was erased", what)
+// erased reports what a destruction ended, whose ledger index is entries less one.
+func erased(what string, entries uint64) *Error {
+	e := fail(keydv1.Outcome_OUTCOME_ERASED, "%s was erased", what)
+	e.entries = entries
+	return e
+}
+
+// tellLimit bounds how long a caller waits until he may be told.
+const tellLimit = time.Second
+
+// Told returns err as a caller may be told it. Erased is final, and so is not
+// said while the store alone knows it, which may be lost, and the destruction with
+// it: until the anchor covers its entry, it is unavailable.
+func (k *Keys) Told(ctx context.Context, err error) error {
+	var e *Error
+	if errors.As(err, &e) {
+		if uncovered := k.coveredSoon(ctx, e.entries); uncovered != nil {
+			return uncovered
+		}
+	}
+	return err
+}
+
+// coveredSoon waits for a little while until the anchor covers so many entries.
+func (k *Keys) coveredSoon(ctx context.Context, entries uint64) error {
+	if entries <= k.keeper.Anchored() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, tellLimit)
+	defer cancel()
+	if err := k.keeper.WaitFor(ctx, entries); err != nil {
+		return unavailable("a destruction is under way that the anchor does not cover yet; repeat the request", err)
+	}
+	return nil
+}
+
+// newest is the size of the ledger with the newest entry about a subject.
+func newest(s *storev1.Subject) uint64 {
+	if n := len(s.LedgerIndexes); n != 0 {
+		return s.LedgerIndexes[n-1] + 1
+	}
+	return 0
 }
 
 // lost reports a tenant whose keys were lost in a restore. It is unavailable:

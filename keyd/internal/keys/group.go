@@ -272,7 +272,6 @@ func (k *Keys) runGroup(ctx context.Context, group []*op) {
 	if err == nil && logged != nil {
 		k.ledgerSize.Store(logged.Head.Size)
 		k.lastStated.Store(logged.Head.Time.UnixMilli())
-		k.changed.wake()
 		k.keeper.Notify()
 	}
 	for _, o := range group {

@@ -224,7 +224,7 @@ func (k *Keys) planHold(r Reader, q *request, kind receipt.Kind, now time.Time, 
 		return nil, err
 	}
 	if subject.State == storev1.LifeState_LIFE_STATE_DESTROYED {
-		return nil, erased("the subject, too late for a hold: it")
+		return nil, erased("the subject, too late for a hold: it", subject.DestroyedAt)
 	}
 	if len(subject.LedgerIndexes) >= maxEntriesPerSubject && kind == receipt.HoldPlaced {
 		return nil, fail(keydv1.Outcome_OUTCOME_EXHAUSTED, "the subject has had too many holds")

@@ -194,7 +194,7 @@ func (k *keyring) fetch(ctx context.Context, tenant string) (_ *tenantKeys, es e
 		case err != nil || tenant == "":
 			return err
 		case row.State == storev1.TenantState_TENANT_STATE_FENCED:
-			return erased("the tenant")
+			return erased("the tenant", row.DestroyedAt)
 		case row.State == storev1.TenantState_TENANT_STATE_LOST:
 			return lost()
 		}

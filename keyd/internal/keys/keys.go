@@ -85,7 +85,6 @@ type Keys struct {
 	confirmed  atomic.Pointer[clockReading]
 	reckoned   atomic.Pointer[reckoning]
 	ledgerSize atomic.Uint64 // of the newest commit that this process made or saw
-	changed    broadcast     // the ledger grew
 
 	ops     chan *op
 	stopped chan struct{} // the loop that takes ops has ended
@@ -253,7 +252,7 @@ func sharedTenant(r Reader, name string) (*storev1.Tenant, error) {
 	case t.State == storev1.TenantState_TENANT_STATE_LOST:
 		return nil, lost()
 	case t.State != storev1.TenantState_TENANT_STATE_ACTIVE:
-		return nil, erased("the tenant")
+		return nil, erased("the tenant", t.DestroyedAt)
 	default:
 		return t, nil
 	}
@@ -349,29 +348,4 @@ func (c *closingSet) wait(ctx context.Context, rows ...[]byte) error {
 		}
 	}
 	return nil
-}
-
-// broadcast wakes whoever waits for the next change.
-type broadcast struct {
-	mu sync.Mutex
-	ch chan struct{}
-}
-
-// next returns a channel that is closed at the next change.
-func (b *broadcast) next() <-chan struct{} {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.ch == nil {
-		b.ch = make(chan struct{})
-	}
-	return b.ch
-}
-
-func (b *broadcast) wake() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.ch != nil {
-		close(b.ch)
-		b.ch = nil
-	}
 }

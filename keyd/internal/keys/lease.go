@@ -92,7 +92,10 @@ func (k *Keys) BlobKeysAmong(ctx context.Context, queries []*keydv1.BlobKeyQuery
 		return nil, err
 	}
 	results := make([]Result, len(qs))
+	telling, cancel := context.WithTimeout(ctx, tellLimit) // of all together
+	defer cancel()
 	for i := range qs {
+		qs[i].result.Err = k.Told(telling, qs[i].result.Err)
 		if !qs[i].done {
 			qs[i].finish(nil, fail(keydv1.Outcome_OUTCOME_CONFLICT, "the subject keeps changing"))
 		}
@@ -155,7 +158,7 @@ func (k *Keys) pass(ctx context.Context, qs []query) error {
 			}
 		}
 	}
-	size := k.ledgerSize.Load()
+	size := k.keeper.Anchored() // before the snapshot, which then holds as much
 	now := k.now()
 	return k.store.View(ctx, func(r Reader) error {
 		es, err := readEpochs(r)
@@ -320,9 +323,9 @@ func sealable(s *storev1.Subject, class uint32) (*storev1.SubjectClass, error) {
 	sc := classOf(s, class)
 	switch {
 	case s.State == storev1.LifeState_LIFE_STATE_DESTROYED:
-		return nil, erased("the subject")
+		return nil, erased("the subject", s.DestroyedAt)
 	case sc.GetState() == storev1.LifeState_LIFE_STATE_DESTROYED:
-		return nil, erased("this class of the subject")
+		return nil, erased("this class of the subject", sc.DestroyedAt)
 	case s.State == storev1.LifeState_LIFE_STATE_SCHEDULED, sc.GetState() == storev1.LifeState_LIFE_STATE_SCHEDULED:
 		return nil, errPending
 	}
@@ -344,7 +347,7 @@ func openable(r Reader, tenant, handle id16, s *storev1.Subject, keyID []byte) (
 		}
 		for _, dead := range sc.DeadKeyIds {
 			if bytes.Equal(dead, keyID) {
-				return nil, erased("the key")
+				return nil, erased("the key", newest(s))
 			}
 		}
 	}

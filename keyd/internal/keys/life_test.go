@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -513,7 +514,11 @@ func TestAnchorDown(t *testing.T) {
 	r := newRig(t)
 	r.patience = 2 * time.Second
 	r.reopen()
-	k := r.seal("ann", "trace")
+	k, bob := r.seal("ann", "trace"), r.seal("bob", "trace")
+	_, cursor, _, _, err := r.Revocations(t.Context(), []string{"acme"}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var mu sync.Mutex
 	fault := anchortest.Lost
 	r.anchor.Inject = func(_ context.Context, op string) anchortest.Fault {
@@ -521,10 +526,40 @@ func TestAnchorDown(t *testing.T) {
 		defer mu.Unlock()
 		return fault
 	}
-	_, err := r.DestroyKey(t.Context(), destroyRequest("ann", "r1"))
+	_, err = r.DestroyKey(t.Context(), destroyRequest("ann", "r1"))
 	r.want("destroy", err, isUnavail)
+	// Denied at once all the same; erased is final, and not told before.
+	size := r.AnchoredSize()
 	_, err = r.ask(openQuery("acme", "ann", "trace", k))
-	r.want("denied at once all the same", err, isErased)
+	r.want("an open before the anchor has it", err, isUnavail)
+	_, err = r.ask(sealQuery("acme", "ann", "trace"))
+	r.want("a seal before the anchor has it", err, isUnavail)
+	_, err = r.DescribeSubject(t.Context(), "acme", []byte("ann"))
+	r.want("her state before the anchor has it", err, isUnavail)
+	_, err = r.PlaceHold(t.Context(), &keydv1.PlaceHoldRequest{Tenant: "acme", SubjectId: []byte("ann"), HoldId: "case-1", RequestId: "h1", Reason: "test"})
+	r.want("a hold before the anchor has it", r.Told(t.Context(), err), isUnavail)
+	both := [][]byte{k.KeyId, bob.KeyId}
+	slices.SortFunc(both, bytes.Compare)
+	states := func() (ann, bob keydv1.Outcome) {
+		t.Helper()
+		all, err := r.Recipients(t.Context(), "acme", both)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Equal(both[0], k.KeyId) {
+			return all[0].Outcome, all[1].Outcome
+		}
+		return all[1].Outcome, all[0].Outcome
+	}
+	if ann, bob := states(); ann != isUnavail || bob != 0 {
+		t.Errorf("recipients are %v and %v before the anchor has it", ann, bob)
+	}
+	if told, next, reset, _, err := r.Revocations(t.Context(), []string{"acme"}, cursor); err != nil || len(told) != 0 || next != cursor || reset {
+		t.Errorf("the stream tells %v, goes on from %d, reset %v, %v before the anchor has it", told, next, reset, err)
+	}
+	if alive, err := r.ask(openQuery("acme", "bob", "trace", bob)); err != nil || alive.LedgerSize != size {
+		t.Errorf("bob's lease is %v, %v; the anchor covers %d", alive, err, size)
+	}
 	_, err = r.GetReceipt(t.Context(), &keydv1.GetReceiptRequest{Tenant: "acme", By: &keydv1.GetReceiptRequest_RequestId{RequestId: "r1"}})
 	r.want("no receipt before the anchor has it", err, isUnavail)
 	mu.Lock()
@@ -543,6 +578,17 @@ func TestAnchorDown(t *testing.T) {
 		t.Error("the retry says that it was destroyed before the request")
 	}
 	r.verify(rec)
+	_, err = r.ask(openQuery("acme", "ann", "trace", k))
+	r.want("an open now", err, isErased)
+	if ann, bob := states(); ann != isErased || bob != 0 {
+		t.Errorf("recipients are %v and %v now", ann, bob)
+	}
+	if s, err := r.DescribeSubject(t.Context(), "acme", []byte("ann")); err != nil || s.State != keydv1.SubjectState_SUBJECT_STATE_DESTROYED {
+		t.Errorf("her state now: %v, %v", s, err)
+	}
+	if told, _, _, _, err := r.Revocations(t.Context(), []string{"acme"}, cursor); err != nil || len(told) != 1 {
+		t.Errorf("the stream tells %v, %v now", told, err)
+	}
 }
 
 func TestRevocations(t *testing.T) {

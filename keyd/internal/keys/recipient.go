@@ -72,38 +72,47 @@ func (k *Keys) Recipients(ctx context.Context, tenant string, recipients [][]byt
 		return nil, err
 	}
 	states := make([]*keydv1.Recipient, len(recipients))
+	gone := make([]error, len(recipients))
 	err = k.store.View(ctx, func(r Reader) error {
 		for i, id := range recipients {
 			var err error
-			if states[i], err = stateOf(r, t, id); err != nil {
+			if states[i], gone[i], err = stateOf(r, t, id); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-	return states, err
+	if err != nil {
+		return nil, err
+	}
+	telling, cancel := context.WithTimeout(ctx, tellLimit)
+	defer cancel()
+	for i := range states {
+		var told *Error
+		if errors.As(k.Told(telling, gone[i]), &told) {
+			states[i].Outcome = told.Outcome
+		}
+	}
+	return states, nil
 }
 
-func stateOf(r Reader, t *tenantKeys, id []byte) (*keydv1.Recipient, error) {
+// stateOf returns a recipient and, where its key cannot be had, why.
+func stateOf(r Reader, t *tenantKeys, id []byte) (_ *keydv1.Recipient, gone, _ error) {
 	var owner storev1.KeyOwner
 	switch err := getRow(r, ownerKey(id), &owner); {
 	case errors.Is(err, ErrNotFound), err == nil && !bytes.Equal(owner.Tenant, t.id[:]):
-		return &keydv1.Recipient{Outcome: keydv1.Outcome_OUTCOME_UNKNOWN}, nil
+		return &keydv1.Recipient{}, unknown("the key"), nil
 	case err != nil:
-		return nil, err
+		return nil, nil, err
 	}
 	var subject storev1.Subject
 	handle := id16(owner.Handle)
 	if err := getRow(r, subjectKey(t.id, handle), &subject); err != nil {
-		return nil, damaged("a key's subject cannot be read", err)
+		return nil, nil, damaged("a key's subject cannot be read", err)
 	}
-	state := &keydv1.Recipient{Handle: owner.Handle}
-	if _, err := openable(r, t.id, handle, &subject, id); err != nil {
-		var told *Error
-		if !errors.As(err, &told) {
-			return nil, err
-		}
-		state.Outcome = told.Outcome
+	_, gone = openable(r, t.id, handle, &subject, id)
+	if gone != nil && !errors.As(gone, new(*Error)) {
+		return nil, nil, gone
 	}
-	return state, nil
+	return &keydv1.Recipient{Handle: owner.Handle}, gone, nil
 }

@@ -19,26 +19,24 @@ const (
 )
 
 // Revocations tells which keys of the tenants died in the ledger from cursor
-// on. The ledger itself is what a client resumes from, so nothing is missed
+// on, as far as the anchor covers it. The ledger itself is what a client resumes from, so nothing is missed
 // between two streams, nor across a restart. A cursor of zero begins now. When
 // reset is set the caller cannot know what it missed. more says that the next
 // call has something to tell at once.
 func (k *Keys) Revocations(ctx context.Context, tenants []string, cursor uint64) (revoked []*keydv1.Revocation, next uint64, reset, more bool, err error) {
+	// No client acts for good on, or goes on from, what may be lost with the store.
+	size := k.keeper.Anchored() // before the snapshot, which then holds as much
 	err = k.store.View(ctx, func(r Reader) error {
-		head, err := ledger.ReadHead(r)
-		if err != nil {
-			return err
-		}
 		switch {
 		case cursor == 0:
-			next = head.Size
+			next = size
 			return nil
-		case cursor > head.Size, head.Size-cursor > maxRevocationGap:
-			next, reset = head.Size, true
+		case cursor > size, size-cursor > maxRevocationGap:
+			next, reset = size, true
 			return nil
 		}
-		next = min(head.Size, cursor+revocationBatch)
-		more = next < head.Size
+		next = min(size, cursor+revocationBatch)
+		more = next < size
 		for i := cursor; i < next; i++ {
 			e, err := ledger.ReadEntry(r, i)
 			if err != nil {
@@ -96,6 +94,9 @@ func pendingKeys(r Reader, s *receipt.Statement) ([]*keydv1.Revocation, error) {
 	return pending, nil
 }
 
-// Changed returns a channel that is closed when the ledger grows next. Get it
-// before Revocations.
-func (k *Keys) Changed() <-chan struct{} { return k.changed.next() }
+// Changed returns a channel that is closed when the anchor covers more of the
+// ledger, or may. Get it before Revocations.
+func (k *Keys) Changed() <-chan struct{} {
+	_, changed := k.keeper.Covers(0)
+	return changed
+}

@@ -346,7 +346,7 @@ func planCancel(r Reader, q *request, only []byte, now time.Time) (*plan, error)
 	}
 	if len(gone) == 0 {
 		if subject.State == storev1.LifeState_LIFE_STATE_DESTROYED {
-			return nil, erased("the subject, too late to cancel: it")
+			return nil, erased("the subject, too late to cancel: it", subject.DestroyedAt)
 		}
 		return nil, fail(keydv1.Outcome_OUTCOME_UNKNOWN, "nothing is scheduled for this subject")
 	}

@@ -87,6 +87,7 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 		ctx = keys.WithPrincipal(ctx, principal)
 	}
 	res, err = handler(ctx, req)
+	err = g.keys.Told(ctx, err)
 	if strings.HasPrefix(info.FullMethod, healthMethods) && status.Code(err) == codes.NotFound {
 		// As the health protocol has it for a service that there is not.
 		err = &keys.Error{Outcome: keydv1.Outcome_OUTCOME_UNKNOWN, Message: "no such service"}

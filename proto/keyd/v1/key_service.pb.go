@@ -301,8 +301,9 @@ type Recipient struct {
 	// 16 bytes: the subject's handle; empty if the key id is not the tenant's.
 	Handle []byte `protobuf:"bytes,1,opt,name=handle,proto3" json:"handle,omitempty"`
 	// OUTCOME_UNSPECIFIED while the key lives; OUTCOME_ERASED,
-	// OUTCOME_PENDING_ERASURE, or OUTCOME_UNKNOWN. The bucket's retention is not
-	// looked at.
+	// OUTCOME_PENDING_ERASURE, OUTCOME_UNKNOWN, or OUTCOME_UNAVAILABLE while the
+	// anchor does not cover its destruction. The bucket's retention is not looked
+	// at.
 	Outcome       Outcome `protobuf:"varint,2,opt,name=outcome,proto3,enum=keyd.v1.Outcome" json:"outcome,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -523,7 +524,8 @@ type BlobKey struct {
 	// request. Zero: for this one operation, of at most 5 s. At most one hour.
 	Lease      *durationpb.Duration `protobuf:"bytes,6,opt,name=lease,proto3" json:"lease,omitempty"`
 	Generation uint32               `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
-	// Size of the ledger in the snapshot from which this lease was issued.
+	// Size of the ledger that the anchor covered before this lease was issued: a
+	// stream of revocations that begins there misses none that came after it.
 	LedgerSize uint64 `protobuf:"varint,8,opt,name=ledger_size,json=ledgerSize,proto3" json:"ledger_size,omitempty"`
 	// In how long the bucket begins, by keyd's clock: seal no blob with this key
 	// until then. Unset: it has begun.
@@ -681,7 +683,8 @@ func (x *WatchRevocationsRequest) GetCursor() uint64 {
 
 type WatchRevocationsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Pass it to the next WatchRevocations.
+	// Pass it to the next WatchRevocations. It is a size of the ledger that the
+	// anchor covers.
 	Cursor      uint64        `protobuf:"varint,1,opt,name=cursor,proto3" json:"cursor,omitempty"`
 	Revocations []*Revocation `protobuf:"bytes,2,rep,name=revocations,proto3" json:"revocations,omitempty"`
 	// The server cannot tell what happened since the client's cursor: drop
