@@ -90,7 +90,7 @@ func (k *Keys) DescribeSubject(ctx context.Context, tenant string, subject []byt
 		return nil
 	})
 	if err == nil {
-		err = k.coveredSoon(ctx, told)
+		err = k.tell(ctx, told)
 	}
 	if err != nil {
 		return nil, err

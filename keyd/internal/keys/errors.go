@@ -68,33 +68,30 @@ func erased(what string, entries uint64) *Error {
 	return e
 }
 
-// tellLimit bounds how long a caller waits until he may be told.
-const tellLimit = time.Second
+// tellLimit bounds how long those whose keys live wait in one call with those of
+// whom Told does not know yet.
+const tellLimit = 2 * time.Second
 
 // Told returns err as a caller may be told it. Erased is final, and so is not
 // said while the store alone knows it, which may be lost, and the destruction with
-// it: until the anchor covers its entry, it is unavailable.
+// it: until the anchor covers its entry, which Told waits for as a destroy does, it
+// is unavailable.
 func (k *Keys) Told(ctx context.Context, err error) error {
 	var e *Error
 	if errors.As(err, &e) {
-		if uncovered := k.coveredSoon(ctx, e.entries); uncovered != nil {
+		if uncovered := k.tell(ctx, e.entries); uncovered != nil {
 			return uncovered
 		}
 	}
 	return err
 }
 
-// coveredSoon waits for a little while until the anchor covers so many entries.
-func (k *Keys) coveredSoon(ctx context.Context, entries uint64) error {
+// tell returns when the anchor covers so many entries.
+func (k *Keys) tell(ctx context.Context, entries uint64) error {
 	if entries <= k.keeper.Anchored() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, tellLimit)
-	defer cancel()
-	if err := k.keeper.WaitFor(ctx, entries); err != nil {
-		return unavailable("a destruction is under way that the anchor does not cover yet; repeat the request", err)
-	}
-	return nil
+	return k.waitAnchored(ctx, entries)
 }
 
 // newest is the size of the ledger with the newest entry about a subject.
