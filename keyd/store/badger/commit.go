@@ -229,7 +229,7 @@ func (s *Store) restart(g *group, waiting []*request) {
 func (s *Store) runFns(g *group, waiting []*request) (rest []*request) {
 	snap := s.snaps.newest()
 	txn := s.db.NewTransactionAt(snap.ts, false)
-	defer txn.Discard()
+	defer discard(txn)
 	failed := s.failed()
 	room := s.room(s.maxBytes)
 	for i, r := range waiting {
@@ -241,7 +241,7 @@ func (s *Store) runFns(g *group, waiting []*request) (rest []*request) {
 			g.members = append(g.members, r)
 			continue
 		}
-		t := &tx{reader: reader{ctx: r.ctx, txn: txn, rows: snap.rows, under: &g.overlay}, store: s}
+		t := &tx{reader: reader{store: s, ctx: r.ctx, txn: txn, rows: snap.rows, under: &g.overlay}}
 		t.reader.over = &t.own
 		s.call(r, t)
 		if r.err == nil && len(t.own.rows) > 0 && room != nil {

@@ -39,6 +39,7 @@ var children = map[string]func(dir string) error{
 	"hold":   childHolds,
 	"starve": childStarves,
 	"fill":   childFills,
+	"limit":  childIsLimited,
 }
 
 func child(t *testing.T, job, dir string) (*exec.Cmd, io.Reader) {

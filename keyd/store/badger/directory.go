@@ -99,7 +99,7 @@ func (d *directory) settle() error {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // compacted away
 		}
-		if id, ok := logID(e.Name()); ok {
+		if id, ok := logID(e.Name()); ok && err == nil && info.Size() > 0 { // else it could not be made
 			newest = max(newest, id)
 		}
 		if err == nil && filepath.Ext(e.Name()) == ".sst" {

@@ -76,21 +76,22 @@ func (s *Store) mayDrop(ctx context.Context) error {
 	if err := s.freeFor(s.least() / 2); err != nil {
 		return err
 	}
-	return s.fds.room()
+	return s.limits()
 }
 
 // nextParts returns prefixes of Badger keys that cover the first rows under
 // prefix, dead versions included, and no more than sliceRows unless rows share
 // a whole key. They are depth bytes longer than prefix; the depth of the part
 // before is where to start looking for it. No parts: there are no rows.
-func (s *Store) nextParts(ctx context.Context, prefix []byte, depth int) ([][]byte, int, error) {
+func (s *Store) nextParts(ctx context.Context, prefix []byte, depth int) (parts [][]byte, next int, err error) {
 	snap, err := s.begin(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
 	defer s.snaps.end(snap)
 	txn := s.db.NewTransactionAt(snap.ts, false)
-	defer txn.Discard()
+	defer discard(txn)
+	defer (&reader{store: s}).recoverDamage(&err)
 	it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix, AllVersions: true})
 	defer it.Close()
 
@@ -115,7 +116,7 @@ func (s *Store) nextParts(ctx context.Context, prefix []byte, depth int) ([][]by
 			break
 		}
 	}
-	parts := [][]byte{cutTo(first, len(prefix)+depth)}
+	parts = [][]byte{cutTo(first, len(prefix)+depth)}
 	for it.Valid() && n < sliceRows {
 		part := cutTo(it.Item().KeyCopy(nil), len(prefix)+depth)
 		if n += count(part, sliceRows-n); n > sliceRows {

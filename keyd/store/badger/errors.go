@@ -37,9 +37,19 @@ func readError(err error) error {
 	return fmt.Errorf("%w: a read failed: %w", keys.ErrUnavailable, redact(err))
 }
 
-// recoverDamage turns a panic of Badger's over what it reads into an error.
-func recoverDamage(err *error) {
-	if recover() != nil {
+// recoverDamage turns a panic of Badger's over what it reads into an error. A
+// write that fails leaves Badger without a memtable, on which it panics too, for
+// a moment before the store has stopped: a reader beside the committer waits for
+// what that says.
+func (r *reader) recoverDamage(err *error) {
+	if recover() == nil {
+		return
+	}
+	if r.under == nil {
+		r.store.commitMu.Lock()
+		defer r.store.commitMu.Unlock()
+	}
+	if *err = r.store.failed(); *err == nil {
 		*err = fmt.Errorf("%w: a table cannot be read", keys.ErrDamaged)
 	}
 }
@@ -61,6 +71,15 @@ func redact(err error) error {
 	} {
 		if errors.Is(err, known) {
 			return known
+		}
+	}
+	text := err.Error() // which is often all that Badger keeps of the cause
+	for _, errno := range []syscall.Errno{
+		syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, syscall.EIO, syscall.EROFS, syscall.ENOMEM,
+		syscall.EMFILE, syscall.ENFILE, syscall.EACCES, syscall.EPERM, syscall.ENOENT, syscall.ESTALE,
+	} {
+		if strings.Contains(text, errno.Error()) {
+			return errno
 		}
 	}
 	return fmt.Errorf("an error of Badger's (%T)", err)

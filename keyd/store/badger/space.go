@@ -51,7 +51,35 @@ func (s *Store) room(n int64) error {
 	if err := s.freeFor(s.least() + uint64(n)); err != nil {
 		return err
 	}
+	return s.limits()
+}
+
+// limits fails if the process's own limits are too near for Badger.
+func (s *Store) limits() error {
+	if err := fileSizes(s.fileLimit()); err != nil {
+		return err
+	}
 	return s.fds.room()
+}
+
+// leastFileSize is more than the largest file that Badger makes, a log of twice
+// the memtable's size. A file that cannot be made stops the store, or is a table
+// that a compaction loses (see descriptors), so it is refused before.
+const leastFileSize = 4 * memTableSize
+
+func fileSizes(limit uint64) error {
+	if limit < leastFileSize {
+		return fmt.Errorf("%w: a file may be %d MiB large (RLIMIT_FSIZE), %d are needed", keys.ErrFull, limit>>20, leastFileSize>>20)
+	}
+	return nil
+}
+
+func fileSizeLimit() uint64 {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &l); err != nil {
+		return math.MaxUint64
+	}
+	return l.Cur
 }
 
 func (s *Store) freeFor(need uint64) error {

@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -267,5 +271,109 @@ func TestFileDescriptors(t *testing.T) {
 	n, _ := out.Read(said)
 	if err := cmd.Wait(); err != nil || string(said[:n]) != "done\n" {
 		t.Fatalf("child: %v, said %q", err, said[:n])
+	}
+}
+
+// childIsLimited has the process's files limited in size: at first the store
+// refuses to write; without that guard a write fails, and the store stops. It
+// says why, also to who reads meanwhile, and loses nothing.
+func childIsLimited(dir string) error {
+	s, err := Open(Options{Dir: dir, Create: true})
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	written := 0
+	write := func() error {
+		err := s.Update(ctx, func(tx keys.Tx) error {
+			for i := written; i < written+500; i++ {
+				if err := tx.Put(fmt.Appendf(nil, "%08d", i), make([]byte, 1000)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err == nil {
+			written += 500
+		}
+		return err
+	}
+	setLimit := func(n uint64) error {
+		var limit unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
+			return err
+		}
+		limit.Cur = min(n, limit.Max)
+		return unix.Setrlimit(unix.RLIMIT_FSIZE, &limit)
+	}
+	if err := write(); err != nil {
+		return err
+	}
+	if err := setLimit(24 << 20); err != nil { // less than a log, more than a table
+		return err
+	}
+	if err := write(); !errors.Is(err, keys.ErrFull) || !strings.Contains(err.Error(), "RLIMIT_FSIZE") {
+		return fmt.Errorf("an update under a limit: %w", err)
+	}
+	if err := s.Check(ctx); !errors.Is(err, keys.ErrFull) {
+		return fmt.Errorf("Check under a limit: %w", err)
+	}
+	if _, err := Open(Options{Dir: dir + ".other", Create: true}); !errors.Is(err, keys.ErrFull) {
+		return fmt.Errorf("Open under a limit: %w", err)
+	}
+
+	s.fileLimit = func() uint64 { return math.MaxUint64 }
+	stopped := func(what string, err error) error {
+		if !errors.Is(err, keys.ErrUnavailable) || errors.Is(err, keys.ErrDamaged) ||
+			!strings.Contains(err.Error(), "file too large") || !strings.Contains(err.Error(), "restart keyd") {
+			return fmt.Errorf("%s when the store has stopped: %w", what, err)
+		}
+		return nil
+	}
+	err = s.View(ctx, func(r keys.Reader) error { // from before
+		for write() == nil {
+		}
+		_, err := r.Get([]byte("a row"))
+		scan := r.Scan(nil, nil, func(_, _ []byte) bool { return true })
+		return errors.Join(stopped("Get", err), stopped("Scan", scan))
+	})
+	if err := errors.Join(err, stopped("Update", write()), stopped("Check", s.Check(ctx))); err != nil {
+		return err
+	}
+	fmt.Println(written)
+	if filepath.Base(dir) == "killed" {
+		time.Sleep(time.Hour)
+	}
+	s.Close() // which cannot be well
+	return nil
+}
+
+func TestFileSizeLimit(t *testing.T) {
+	for _, end := range []string{"killed", "closed"} {
+		dir := filepath.Join(t.TempDir(), end)
+		cmd, out := child(t, "limit", dir)
+		var written int
+		if _, err := fmt.Fscanln(out, &written); err != nil {
+			cmd.Process.Kill()
+			rest, _ := io.ReadAll(out)
+			t.Fatalf("child: %v, %v, said %q", err, cmd.Wait(), rest)
+		}
+		if end == "killed" {
+			cmd.Process.Kill()
+		}
+		if err := cmd.Wait(); err != nil && end != "killed" {
+			t.Fatalf("child: %v", err)
+		}
+		s, err := Open(Options{Dir: dir})
+		if err != nil {
+			t.Fatalf("%s: %v", end, err)
+		}
+		n := 0
+		err = s.View(t.Context(), func(r keys.Reader) error {
+			return r.Scan(nil, nil, func(_, _ []byte) bool { n++; return true })
+		})
+		if err != nil || n != written || s.Close() != nil {
+			t.Errorf("%s: %d rows are there, %d were acknowledged: %v", end, n, written, err)
+		}
 	}
 }

@@ -78,7 +78,8 @@ type Store struct {
 	log     *slog.Logger
 	stat    func(dir string) (free uint64, err error)
 
-	fds descriptors
+	fds       descriptors
+	fileLimit func() uint64
 
 	maxBytes, maxRows int64 // of one Badger transaction, as charge counts
 
@@ -125,6 +126,9 @@ func open(o Options, dir *directory) (*Store, error) {
 	if free, err := freeBytes(dir.path); err == nil && free < openNeed {
 		return nil, fmt.Errorf("%w: %d MiB are free in %s, and opening needs %d", keys.ErrFull, free>>20, dir.path, openNeed>>20)
 	}
+	if err := fileSizes(fileSizeLimit()); err != nil {
+		return nil, err
+	}
 	if err := dir.forgetNewestLog(); err != nil {
 		return nil, fmt.Errorf("opening the store: %w", err)
 	}
@@ -133,15 +137,16 @@ func open(o Options, dir *directory) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		db:       db,
-		dir:      dir,
-		minFree:  minFree(o.MinFree),
-		log:      o.Logger,
-		stat:     freeBytes,
-		fds:      descriptors{counts: countDescriptors},
-		maxBytes: db.MaxBatchSize() - txnOverhead,
-		maxRows:  db.MaxBatchCount() - 3,
-		stopped:  make(chan struct{}),
+		db:        db,
+		dir:       dir,
+		minFree:   minFree(o.MinFree),
+		log:       o.Logger,
+		stat:      freeBytes,
+		fds:       descriptors{counts: countDescriptors},
+		fileLimit: fileSizeLimit,
+		maxBytes:  db.MaxBatchSize() - txnOverhead,
+		maxRows:   db.MaxBatchCount() - 3,
+		stopped:   make(chan struct{}),
 	}
 	s.snaps.init(db.MaxVersion())
 	s.queue.init()
@@ -190,7 +195,7 @@ func (s *Store) View(ctx context.Context, fn func(keys.Reader) error) error {
 		return err
 	}
 	defer s.snaps.end(snap)
-	r := &reader{ctx: ctx, txn: s.db.NewTransactionAt(snap.ts, false), rows: snap.rows}
+	r := &reader{store: s, ctx: ctx, txn: s.db.NewTransactionAt(snap.ts, false), rows: snap.rows}
 	defer r.close()
 	return fn(r)
 }
@@ -253,7 +258,9 @@ var errClosed = fmt.Errorf("%w: it is closed", keys.ErrUnavailable)
 // fail stops the store for good. After a write whose outcome is not known
 // neither writes nor reads go on: the log is in doubt, and a read would go on
 // issuing keys from before a destruction that a restart may find done.
-func (s *Store) fail(what string, err error) error { return s.stop(what, redact(err)) }
+func (s *Store) fail(what string, err error) error {
+	return s.stop(what, fmt.Errorf("%w: what was acknowledged stands; restart keyd when the cause is mended", redact(err)))
+}
 
 func (s *Store) stop(what string, err error) error {
 	stopped := fmt.Errorf("%w: the store has stopped: %s: %w", keys.ErrUnavailable, what, err)

@@ -53,6 +53,7 @@ func (o *overlay) add(more *overlay) {
 // reader reads a snapshot, through up to two overlays. It is used by one
 // goroutine.
 type reader struct {
+	store  *Store
 	ctx    context.Context
 	txn    *badger.Txn
 	rows   *rowCache // of txn's snapshot
@@ -67,8 +68,15 @@ var errOver = errors.New("store: used after its function returned")
 func (r *reader) close() {
 	r.closed = true
 	if r.under == nil { // the txn is not shared
-		r.txn.Discard()
+		discard(r.txn)
 	}
+}
+
+// discard ends a transaction that reads. Badger panics there too if it had
+// panicked over an iterator.
+func discard(txn *badger.Txn) {
+	defer func() { _ = recover() }()
+	txn.Discard()
 }
 
 func (r *reader) Get(key []byte) ([]byte, error) {
@@ -91,7 +99,7 @@ func (r *reader) Get(key []byte) ([]byte, error) {
 
 // stored reads a row from Badger, which panics over some damage.
 func (r *reader) stored(key []byte) (value []byte, err error) {
-	defer recoverDamage(&err)
+	defer r.recoverDamage(&err)
 	r.buf = append(append(r.buf[:0], rowPrefix), key...)
 	if value, ok := r.rows.get(r.buf); ok {
 		return value, nil
@@ -130,7 +138,10 @@ func (r *reader) Scan(prefix, after []byte, fn func(key, value []byte) bool) err
 	o := badger.DefaultIteratorOptions
 	o.PrefetchValues = false // values are beside their keys
 	o.Prefix = badgerKey(string(prefix))
-	it := r.txn.NewIterator(o)
+	it, err := r.iterator(o)
+	if err != nil {
+		return err
+	}
 	defer it.Close()
 
 	start := o.Prefix
@@ -139,7 +150,7 @@ func (r *reader) Scan(prefix, after []byte, fn func(key, value []byte) bool) err
 			start = a
 		}
 	}
-	cursor := &cursor{it: it}
+	cursor := &cursor{reader: r, it: it}
 	for cursor.seek(start); ; {
 		if err := cursor.err; err != nil {
 			return err
@@ -170,8 +181,14 @@ func (r *reader) Scan(prefix, after []byte, fn func(key, value []byte) bool) err
 	}
 }
 
+func (r *reader) iterator(o badger.IteratorOptions) (it *badger.Iterator, err error) {
+	defer r.recoverDamage(&err)
+	return r.txn.NewIterator(o), nil
+}
+
 // cursor walks stored rows; key is nil at the end.
 type cursor struct {
+	reader     *reader
 	it         *badger.Iterator
 	key, value []byte
 	err        error
@@ -179,13 +196,13 @@ type cursor struct {
 }
 
 func (c *cursor) seek(key []byte) {
-	defer recoverDamage(&c.err)
+	defer c.reader.recoverDamage(&c.err)
 	c.it.Seek(key)
 	c.read()
 }
 
 func (c *cursor) next() {
-	defer recoverDamage(&c.err)
+	defer c.reader.recoverDamage(&c.err)
 	c.it.Next()
 	c.read()
 }
@@ -234,7 +251,6 @@ func (r *reader) pending(prefix, after []byte) []pendingRow {
 // tx is the keys.Tx of one run of one update.
 type tx struct {
 	reader
-	store   *Store
 	own     overlay
 	refused error // of the first refused Put or Delete
 }
