@@ -1,6 +1,7 @@
 package badger
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -84,6 +85,9 @@ func fileSizeLimit() uint64 {
 
 func (s *Store) freeFor(need uint64) error {
 	free, err := s.stat(s.dir.path)
+	if errors.Is(err, keys.ErrFull) {
+		return err
+	}
 	if err != nil {
 		return fmt.Errorf("%w: free space is not known: %w", keys.ErrUnavailable, err)
 	}
@@ -93,15 +97,18 @@ func (s *Store) freeFor(need uint64) error {
 	return nil
 }
 
+// leastInodes is how many files a flush and the compactions beside it may make.
+const leastInodes = 64
+
 // freeBytes returns what an unprivileged process may still write. A file system
-// that is out of inodes has no room.
+// that is out of inodes has no room: that is keys.ErrFull.
 func freeBytes(dir string) (uint64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return 0, err
 	}
-	if st.Files > 0 && st.Ffree < 64 {
-		return 0, nil
+	if st.Files > 0 && st.Ffree < leastInodes {
+		return 0, fmt.Errorf("%w: %d inodes free in %s, %d needed", keys.ErrFull, st.Ffree, dir, leastInodes)
 	}
 	if st.Bsize <= 0 || st.Bavail > math.MaxUint64/uint64(st.Bsize) {
 		return math.MaxUint64, nil

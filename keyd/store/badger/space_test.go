@@ -143,6 +143,40 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+// A file system with room but no inodes is full, and what is missing is said.
+func TestNoInodes(t *testing.T) {
+	disk := smallDisk(t, 900<<20)
+	s := openTest(t, filepath.Join(disk, "store"))
+	write := func() error {
+		return s.Update(t.Context(), func(tx keys.Tx) error { return tx.Put([]byte("row"), []byte("x")) })
+	}
+	inodes := func(free uint64) {
+		t.Helper()
+		var st unix.Statfs_t
+		if err := unix.Statfs(disk, &st); err != nil {
+			t.Fatal(err)
+		}
+		options := fmt.Sprintf("nr_inodes=%d", st.Files-st.Ffree+free)
+		if err := unix.Mount("tmpfs", disk, "tmpfs", unix.MS_REMOUNT, options); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := write(); err != nil {
+		t.Fatal(err)
+	}
+	inodes(20)
+	_, openErr := Open(Options{Dir: filepath.Join(disk, "other"), Create: true})
+	for name, err := range map[string]error{"Update": write(), "Check": s.Check(t.Context()), "Open": openErr} {
+		if !errors.Is(err, keys.ErrFull) || !strings.Contains(err.Error(), "inodes free") || strings.Contains(err.Error(), "MiB") {
+			t.Errorf("%s: %v, want ErrFull for inodes", name, err)
+		}
+	}
+	inodes(1000)
+	if err := write(); err != nil {
+		t.Errorf("with inodes again: %v", err)
+	}
+}
+
 // TestRefusedWhenFull: whoever reads what an earlier refused update of the same
 // group wrote would see what never was.
 func TestRefusedWhenFull(t *testing.T) {

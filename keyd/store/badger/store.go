@@ -123,7 +123,10 @@ func Open(o Options) (*Store, error) {
 const openNeed = 64 << 20
 
 func open(o Options, dir *directory) (*Store, error) {
-	if free, err := freeBytes(dir.path); err == nil && free < openNeed {
+	switch free, err := freeBytes(dir.path); {
+	case errors.Is(err, keys.ErrFull):
+		return nil, err
+	case err == nil && free < openNeed:
 		return nil, fmt.Errorf("%w: %d MiB are free in %s, and opening needs %d", keys.ErrFull, free>>20, dir.path, openNeed>>20)
 	}
 	if err := fileSizes(fileSizeLimit()); err != nil {
