@@ -52,7 +52,7 @@ func failure(err error) *keydv1.Failure {
 	}
 	switch {
 	case errors.Is(err, keys.ErrFull):
-		return unavailable("the store's disk is nearly full, or keyd has too many files and connections open; writes are refused until there is room")
+		return unavailable("the store's disk is nearly full, or keyd has too many files and connections open; writes are refused until there is room. What is short, keyd's status says")
 	case errors.Is(err, keys.ErrConflict):
 		return &keydv1.Failure{Outcome: keydv1.Outcome_OUTCOME_CONFLICT, Message: "too many concurrent changes"}
 	case errors.Is(err, keys.ErrTooLarge):
