@@ -205,10 +205,17 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	p, err := parts.Open(ctx, o.Options, true, log)
+	if stoppedBefore(ctx, err) {
+		log.Info(stoppedWaiting)
+		return nil
+	}
 	if err != nil {
 		return err
 	}
-	defer p.Close(log)
+	defer func() {
+		p.Close(log)
+		log.Info("stopped")
+	}()
 	if p.Shared != "" {
 		log.Warn("one backup or snapshot of the store's file system takes along what has to be apart: "+
 			"restored together with the anchor, destroyed keys come back unnoticed; together with the roots, a backup opens by itself",
@@ -251,8 +258,8 @@ func run(ctx context.Context, o options) error {
 	if (errors.Is(err, keyd.ErrBehind) || errors.Is(err, keyd.ErrReplayPending)) && !errors.Is(err, keyd.ErrRootDestroyed) {
 		err = fmt.Errorf("%w (lethe restore --replay does that)", err)
 	}
-	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
-		log.Info("stopped while waiting, before it served")
+	if stoppedBefore(ctx, err) {
+		log.Info(stoppedWaiting)
 		return nil
 	}
 	if err != nil {
@@ -302,6 +309,13 @@ func run(ctx context.Context, o options) error {
 	defer cancel()
 	server.Stop(grace)
 	return err
+}
+
+const stoppedWaiting = "stopped while waiting, before it served"
+
+// stoppedBefore says whether err is that keyd was stopped before it served.
+func stoppedBefore(ctx context.Context, err error) bool {
+	return errors.Is(err, context.Canceled) && ctx.Err() != nil
 }
 
 // mayListen refuses an address that other machines reach, for development.

@@ -143,7 +143,7 @@ func (p *Parts) open(ctx context.Context, o Options, create bool, log *slog.Logg
 			dirs = append(dirs, filepath.Dir(name))
 		}
 		for _, dir := range dirs {
-			if err := makeDirs(dir); err != nil {
+			if err := await(ctx, log, dir, func() error { return makeDirs(dir) }); err != nil {
 				return err
 			}
 		}
@@ -159,14 +159,23 @@ func (p *Parts) open(ctx context.Context, o Options, create bool, log *slog.Logg
 	p.KMS = kms
 	p.closes = append(p.closes, closeKMS)
 
-	anchor, err := o.openAnchor(ctx, fresh)
+	theAnchor := "the anchor in " + o.Anchor
+	var anchor keyd.Anchor
+	err = await(ctx, log, theAnchor, func() (err error) {
+		anchor, err = o.openAnchor(ctx, fresh)
+		return err
+	})
 	if err != nil {
-		return fmt.Errorf("the anchor in %s: %w", o.Anchor, err)
+		return fmt.Errorf("%s: %w", theAnchor, err)
 	}
 	p.Anchor = anchor
-	p.closes = append(p.closes, anchor.Close)
+	p.closes = append(p.closes, func() error { return closeAnchor(anchor) })
 	if fresh {
-		switch _, err := anchor.Newest(ctx); {
+		err := await(ctx, log, theAnchor, func() error {
+			_, err := anchor.Newest(ctx)
+			return err
+		})
+		switch {
 		case err == nil:
 			return fmt.Errorf("there is no key store in %s, but the anchor in %s remembers one: restore the store, or name its directory", o.Store, o.Anchor)
 		case !errors.Is(err, keyd.ErrNoObject):
@@ -181,7 +190,15 @@ func (p *Parts) open(ctx context.Context, o Options, create bool, log *slog.Logg
 	}
 	p.Store = store
 	p.closes = append(p.closes, store.Close)
-	if p.Shared = o.shared(); p.Shared != "" {
+	var shared string
+	err = await(ctx, log, theAnchor, func() error {
+		shared = o.shared()
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if p.Shared = shared; shared != "" {
 		p.Anchor = &sharedAnchor{p.Anchor, p.Shared}
 	}
 	return nil

@@ -75,10 +75,11 @@ type Anchor struct {
 	lock *os.File // of Exclusive
 
 	putting sync.Mutex // nothing is put between a look and what it was for
+	origin  string     // of the directory, once it is known; putting guards it
 
-	mu     sync.Mutex
+	mu     sync.Mutex // never held while the file system is asked
 	closed bool
-	origin string // of the directory, once it is known
+	calls  int    // under way
 	synced string // the directory of objects whose parents were synced last
 }
 
@@ -146,18 +147,21 @@ func private(dir string) error {
 // Domain implements ledger.Anchor.
 func (a *Anchor) Domain() (code, description string) { return "file", "directory " + a.dir }
 
-// Close implements ledger.Anchor.
+// Close implements ledger.Anchor. It waits for no call that is under way, which
+// may hang with the file system: the directory stays locked until it returns, so
+// that nobody else has the anchor when it still writes.
 func (a *Anchor) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.lock != nil && !a.closed {
+	if a.lock != nil && !a.closed && a.calls == 0 {
 		a.lock.Close()
 	}
 	a.closed = true
 	return nil
 }
 
-func (a *Anchor) ready(ctx context.Context) error {
+// begin begins a call, which end ends.
+func (a *Anchor) begin(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -166,14 +170,24 @@ func (a *Anchor) ready(ctx context.Context) error {
 	if a.closed {
 		return fmt.Errorf("%w: it is closed", ledger.ErrAnchorUnavailable)
 	}
+	a.calls++
 	return nil
+}
+
+func (a *Anchor) end() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.calls--; a.lock != nil && a.closed && a.calls == 0 {
+		a.lock.Close()
+	}
 }
 
 // Newest implements ledger.Anchor.
 func (a *Anchor) Newest(ctx context.Context) (ledger.Object, error) {
-	if err := a.ready(ctx); err != nil {
+	if err := a.begin(ctx); err != nil {
 		return ledger.Object{}, err
 	}
+	defer a.end()
 	size, ok, err := a.last()
 	if err != nil {
 		return ledger.Object{}, err
@@ -186,9 +200,10 @@ func (a *Anchor) Newest(ctx context.Context) (ledger.Object, error) {
 
 // Get implements ledger.Anchor.
 func (a *Anchor) Get(ctx context.Context, size uint64) (ledger.Object, error) {
-	if err := a.ready(ctx); err != nil {
+	if err := a.begin(ctx); err != nil {
 		return ledger.Object{}, err
 	}
+	defer a.end()
 	next, ok, err := a.after(size)
 	if err != nil {
 		return ledger.Object{}, err
@@ -210,9 +225,10 @@ func (a *Anchor) none() error {
 
 // Put implements ledger.Anchor.
 func (a *Anchor) Put(ctx context.Context, o ledger.Object) error {
-	if err := a.ready(ctx); err != nil {
+	if err := a.begin(ctx); err != nil {
 		return err
 	}
+	defer a.end()
 	c, err := o.Check()
 	if err != nil {
 		return err
@@ -221,11 +237,11 @@ func (a *Anchor) Put(ctx context.Context, o ledger.Object) error {
 	if err != nil {
 		return err
 	}
+	a.putting.Lock()
+	defer a.putting.Unlock()
 	if err := a.claim(c.Origin); err != nil {
 		return err
 	}
-	a.putting.Lock()
-	defer a.putting.Unlock()
 	name := a.name(o.Size)
 	switch _, err := os.Lstat(name); {
 	case err == nil:
@@ -280,9 +296,13 @@ func (a *Anchor) follows(o ledger.Object) error {
 
 // Enter implements ledger.Anchor.
 func (a *Anchor) Enter(ctx context.Context, t ledger.Term) (ledger.Term, error) {
-	if err := errors.Join(a.ready(ctx), t.Check()); err != nil {
+	if err := t.Check(); err != nil {
 		return ledger.Term{}, err
 	}
+	if err := a.begin(ctx); err != nil {
+		return ledger.Term{}, err
+	}
+	defer a.end()
 	dir := filepath.Join(a.dir, termsName)
 	newest, err := a.newestTerm(dir)
 	if err != nil || t.Number <= newest.Number {
@@ -460,10 +480,9 @@ func part(name string, level int) (uint64, bool) {
 	return n, err == nil
 }
 
-// claim makes the directory the anchor of origin's ledger, or verifies that it is.
+// claim makes the directory the anchor of origin's ledger, or verifies that it
+// is. a.putting is held.
 func (a *Anchor) claim(origin string) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.origin == "" {
 		err := a.publish(filepath.Join(a.dir, originName), originFile(origin))
 		if err != nil && !errors.Is(err, fs.ErrExist) {

@@ -67,7 +67,7 @@ type Keys struct {
 	log    *slog.Logger
 	cfg    Config
 	ring   *keyring
-	anchor ledger.Anchor
+	anchor *ledger.Interruptible
 	keeper *ledger.Keeper
 	signer *ledger.Signer
 
@@ -93,12 +93,17 @@ type Keys struct {
 }
 
 // Close stops the background work. Calls under way fail as unavailable. The
-// store, the KMS and the anchor are the caller's to close.
+// store, the KMS and the anchor are the caller's to close. A call of the anchor
+// that hangs is left to itself.
 func (k *Keys) Close() {
 	k.cancel()
 	k.wg.Wait()
 	k.leave()
 	k.endTerm()
+	if err := k.anchor.Overdue(); err != nil {
+		k.log.Warn("stopping without the anchor; what it does not cover was not acknowledged",
+			"error", err, "entries", k.LedgerSize(), "anchored", k.AnchoredSize())
+	}
 	k.ring.close()
 	clear(k.requestKey)
 }

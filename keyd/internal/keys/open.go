@@ -101,7 +101,7 @@ func newKeys(cfg Config) *Keys {
 	cfg.EpochLength = cfg.EpochLength.Truncate(time.Millisecond)
 	cfg.SkewAllowance = cfg.SkewAllowance.Truncate(time.Millisecond)
 	k := &Keys{
-		store: cfg.Store, kms: cfg.KMS, anchor: cfg.Anchor, clock: cfg.Clock, uptime: cfg.Uptime, log: cfg.Log, cfg: cfg,
+		store: cfg.Store, kms: cfg.KMS, anchor: ledger.Interrupt(cfg.Anchor, cfg.Log), clock: cfg.Clock, uptime: cfg.Uptime, log: cfg.Log, cfg: cfg,
 		ring: newKeyring(cfg.Store, cfg.KMS, cfg.Clock, cfg.KEKLease),
 		ops:  make(chan *op), stopped: make(chan struct{}),
 	}

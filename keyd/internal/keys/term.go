@@ -84,7 +84,7 @@ func (k *Keys) takeOver(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("taking over the anchor: %w", err)
 	}
-	if a, ok := k.anchor.(interface{ Exclusive() bool }); !left && k.cfg.TakeOver > 0 && !(ok && a.Exclusive()) {
+	if !left && k.cfg.TakeOver > 0 && !k.anchor.Exclusive() {
 		k.log.Info("the keyd that served last did not say that it ended; waiting until it has seen that this one takes over", "for", k.cfg.TakeOver)
 		if k.term.waits != nil {
 			k.term.waits(k.cfg.TakeOver)

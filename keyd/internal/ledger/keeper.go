@@ -65,7 +65,7 @@ type KeeperOptions struct {
 // entries covered: each looks, after it wrote, at all that is there.
 type Keeper struct {
 	view       View
-	anchor     Anchor
+	anchor     *Interruptible
 	signer     *Signer
 	keys       *receipt.Keys
 	follows    func(context.Context, Term) error
@@ -94,12 +94,12 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Keeper{
-		view: o.View, anchor: o.Anchor, signer: o.Signer, keys: keys, follows: o.Follows, log: o.Logger, checkEvery: o.CheckEvery,
-		turn: make(chan struct{}, 1), kick: make(chan struct{}, 1), changed: make(chan struct{}),
+	if o.Logger == nil {
+		o.Logger = slog.Default()
 	}
-	if k.log == nil {
-		k.log = slog.Default()
+	k := &Keeper{
+		view: o.View, anchor: Interrupt(o.Anchor, o.Logger), signer: o.Signer, keys: keys, follows: o.Follows, log: o.Logger, checkEvery: o.CheckEvery,
+		turn: make(chan struct{}, 1), kick: make(chan struct{}, 1), changed: make(chan struct{}),
 	}
 	if k.checkEvery <= 0 {
 		k.checkEvery = time.Minute
@@ -207,6 +207,9 @@ func (k *Keeper) Leave(ctx context.Context) error {
 	case underWay:
 		return fmt.Errorf("%w: it did not answer to what was put last", ErrAnchorUnavailable)
 	}
+	if err := k.anchor.Overdue(); err != nil {
+		return err
+	}
 	_, err := k.anchor.Enter(ctx, Term{Number: t.Number + 1})
 	return err
 }
@@ -257,7 +260,7 @@ func (k *Keeper) Advance(ctx context.Context) error {
 func (k *Keeper) WaitFor(ctx context.Context, size uint64) error {
 	for first := true; ; first = false {
 		k.mu.Lock()
-		verdict, last, changed := k.verdict, k.last, k.changed
+		verdict, changed := k.verdict, k.changed
 		covered := k.checked && k.anchored >= size
 		k.mu.Unlock()
 		switch {
@@ -271,7 +274,7 @@ func (k *Keeper) WaitFor(ctx context.Context, size uint64) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			if last != nil {
+			if last := k.Last(); last != nil {
 				return fmt.Errorf("waiting for the anchor: %w (%w)", ctx.Err(), last)
 			}
 			return fmt.Errorf("waiting for the anchor: %w", ctx.Err())
@@ -312,8 +315,12 @@ func (k *Keeper) Err() error {
 }
 
 // Last returns the error of the last attempt to reach the anchor, for health;
-// nil when it succeeded.
+// nil when it succeeded. An anchor that does not answer to the one under way has
+// failed as well, and is ErrAnchorUnavailable.
 func (k *Keeper) Last() error {
+	if err := k.anchor.Overdue(); err != nil {
+		return err
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.last
