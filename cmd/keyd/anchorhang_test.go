@@ -85,6 +85,7 @@ func TestHangingAnchor(t *testing.T) {
 	if c := component(t, client, "anchor"); !strings.Contains(c.Detail, "does not answer since") || !strings.Contains(c.Detail, filepath.Join(data, "anchor")) {
 		t.Errorf("the anchor's status: %v", c)
 	}
+	d.says(t, "waiting for the anchor, which does not answer")
 	answer()
 	await(true)
 	if err := destroy(client, "alice"); err != nil {

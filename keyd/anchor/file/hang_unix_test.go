@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -31,7 +32,7 @@ func TestCloseWhileACallHangs(t *testing.T) {
 		_, err := a.Get(t.Context(), 0)
 		got <- err
 	}()
-	for underWay := false; !underWay; {
+	for underWay := false; !underWay; runtime.Gosched() {
 		a.mu.Lock()
 		underWay = a.calls == 1
 		a.mu.Unlock()
