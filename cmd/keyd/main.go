@@ -212,10 +212,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	defer func() {
-		p.Close(log)
-		log.Info("stopped")
-	}()
+	defer p.Close(log)
 	if p.Shared != "" {
 		log.Warn("one backup or snapshot of the store's file system takes along what has to be apart: "+
 			"restored together with the anchor, destroyed keys come back unnoticed; together with the roots, a backup opens by itself",
@@ -308,6 +305,10 @@ func run(ctx context.Context, o options) error {
 	grace, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	server.Stop(grace)
+	if err == nil {
+		p.Close(log)
+		log.Info("stopped") // the process may be kept by a call of the kernel's
+	}
 	return err
 }
 
