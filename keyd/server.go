@@ -197,7 +197,7 @@ func Open(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	s.grpc = grpc.NewServer(opts...)
 	if cfg.Anchors != nil {
-		rpc.RegisterAnchors(s.grpc, cfg.Anchors)
+		rpc.RegisterAnchors(s.grpc, interruptible(cfg.Anchors, cfg.Log))
 	}
 	rpc.Register(s.grpc, k, info, s.done)
 	healthpb.RegisterHealthServer(s.grpc, s.health)

@@ -19,15 +19,15 @@ import (
 // hangAnchor has the calls of an anchor in a directory not return, as when its
 // file system hangs: where they look for objects they find a pipe that nobody
 // writes to. answer has them return, with an error.
-func hangAnchor(t *testing.T, data string) (answer func()) {
+func hangAnchor(t *testing.T, dir string) (answer func()) {
 	t.Helper()
-	pipe := filepath.Join(data, "anchor", "objects", "x000", "x000", "x000", "x001")
+	pipe := filepath.Join(dir, "objects", "x000", "x000", "x000", "x001")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return func() {
 		t.Helper()
-		aside := filepath.Join(data, "pipe")
+		aside := dir + ".pipe"
 		if err := os.Rename(pipe, aside); err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +77,7 @@ func TestHangingAnchor(t *testing.T) {
 			time.Sleep(50 * time.Millisecond)
 		}
 	}
-	answer := hangAnchor(t, data)
+	answer := hangAnchor(t, filepath.Join(data, "anchor"))
 	if err := destroy(client, "alice"); err == nil {
 		t.Error("it is acknowledged")
 	}
@@ -92,7 +92,7 @@ func TestHangingAnchor(t *testing.T) {
 		t.Errorf("once it answers: %v", err)
 	}
 
-	answer = hangAnchor(t, data)
+	answer = hangAnchor(t, filepath.Join(data, "anchor"))
 	if err := destroy(client, "bob"); err == nil {
 		t.Error("it is acknowledged")
 	}
@@ -116,7 +116,7 @@ func TestStoppedWhileTheAnchorHangs(t *testing.T) {
 	d, client := start(t, data, nil)
 	client.Close()
 	d.stop(t)
-	answer := hangAnchor(t, data)
+	answer := hangAnchor(t, filepath.Join(data, "anchor"))
 	d = launch(t, data, nil)
 	d.says(t, "waiting for")
 	if said := d.said(); !strings.Contains(said, filepath.Join(data, "anchor")) {
@@ -128,4 +128,23 @@ func TestStoppedWhileTheAnchorHangs(t *testing.T) {
 	}
 	answer()
 	start(t, data, nil)
+}
+
+// TestKeeperOfAHangingAnchorStops: a keyd that keeps another's anchor stops
+// while that one's calls hang.
+func TestKeeperOfAHangingAnchorStops(t *testing.T) {
+	t.Parallel()
+	data, others := dataDir(t), dataDir(t)
+	shelf := filepath.Join(others, "shelf")
+	if err := os.Mkdir(shelf, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	keeper, _ := start(t, others, nil, "--serve-anchors", shelf)
+	_, client := start(t, data, nil, "--anchor", "keyd:unix:"+filepath.Join(others, "keyd.sock")+"/first")
+	hangAnchor(t, filepath.Join(shelf, "first"))
+	go func() { // it is not answered
+		_, _ = keydv1.NewAdminServiceClient(client.Conn()).CreateTenant(t.Context(), &keydv1.CreateTenantRequest{Tenant: "acme"})
+	}()
+	keeper.says(t, "waiting for the anchor, which does not answer")
+	keeper.stop(t)
 }
