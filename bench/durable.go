@@ -334,13 +334,15 @@ func (b *bench) durable() (*report.Section, error) {
 	}
 	for _, destroyer := range []*contender{all[5], all[8]} {
 		destroyer.prepare = func() error {
-			// Enough of them for a turn, judging by the rounds before.
-			rate := max(measure.Quantile(destroyer.rates, 1), 4000)
-			want := 10_000_000 + int(destroyed.Load()) + 1000 + int(1.5*b.callTurn.Seconds()*rate)
-			from := int(spare.Load())
-			if from >= want {
+			// Enough of them for a turn, or else for all that are left: what a fill
+			// leaves keyd to merge is no part of a destroy.
+			rate := max(measure.Quantile(destroyer.rates, 1), 6000)
+			turn := int(1.5 * b.callTurn.Seconds() * rate)
+			from, next := int(spare.Load()), 10_000_000+int(destroyed.Load())
+			if from >= next+turn {
 				return nil
 			}
+			want := next + 2*(b.callRounds+1-len(destroyer.rates))*turn
 			spare.Store(int64(want))
 			_, err := keyd.fill(b, from, want, 0)
 			return err
