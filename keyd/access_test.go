@@ -27,6 +27,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"lethe/internal/certtest"
+	"lethe/internal/logtest"
 	"lethe/keyd"
 	"lethe/keyd/anchor/file"
 	"lethe/keyd/anchor/peer"
@@ -43,7 +44,7 @@ type guarded struct {
 	ca      *certtest.CA
 	files   keyd.AccessFiles
 	address string
-	audit   *lockedBuffer
+	audit   *logtest.Buffer
 	metrics *prometheus.Registry
 	ahead   atomic.Int64 // by how much keyd's clock is ahead
 	anchor  string
@@ -53,7 +54,7 @@ type guarded struct {
 func guard(t *testing.T, policy string, opts ...func(*keyd.Config)) *guarded {
 	t.Helper()
 	dir := t.TempDir()
-	g := &guarded{ca: certtest.New(t), audit: new(lockedBuffer), metrics: prometheus.NewRegistry(), anchor: filepath.Join(dir, "anchor")}
+	g := &guarded{ca: certtest.New(t), audit: new(logtest.Buffer), metrics: prometheus.NewRegistry(), anchor: filepath.Join(dir, "anchor")}
 	clock := func() time.Time { return time.Now().Add(time.Duration(g.ahead.Load())) }
 	cert, key := g.ca.Issue(t, certtest.DNS("localhost"))
 	g.files = keyd.AccessFiles{

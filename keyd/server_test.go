@@ -5,35 +5,17 @@ import (
 	"context"
 	"net"
 	"strings"
-	"sync"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"lethe/internal/logtest"
 	"lethe/keyd"
 	keydv1 "lethe/proto/keyd/v1"
 	"lethe/sdk/sdktest"
 )
-
-// lockedBuffer is a log that a test reads while keyd writes it.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
 
 func TestRefusesListenersThatOthersReach(t *testing.T) {
 	k := sdktest.Start(t)
@@ -64,7 +46,7 @@ func TestStandardHealthService(t *testing.T) {
 // Every call leaves one audit line, which names no subject, and nothing that
 // was sent where a tenant's name belongs.
 func TestAudit(t *testing.T) {
-	var log lockedBuffer
+	var log logtest.Buffer
 	k := sdktest.Start(t, sdktest.WithLog(&log))
 	k.Tenant(t, "acme")
 	keysClient, erasure := keydv1.NewKeyServiceClient(k.Conn()), keydv1.NewErasureServiceClient(k.Conn())

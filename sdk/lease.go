@@ -31,7 +31,8 @@ type lease struct {
 	id          envelope.KeyID
 	classNumber uint16
 	bucket      uint64
-	// ledgerSize is the size of the ledger when the lease was issued.
+	// ledgerSize is the size of the ledger that the anchor covered when the lease
+	// was issued.
 	ledgerSize uint64
 	// once: for one operation, never found in the table.
 	once bool

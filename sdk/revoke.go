@@ -47,9 +47,9 @@ type watched struct {
 }
 
 // watchTenant begins to listen to the revocations of the tenant of a lease
-// that was issued when the ledger had this size. A cursor is a size of the
-// ledger, so the stream can begin where the lease did, and misses nothing in
-// between. Client.mu is held.
+// that was issued when the anchor covered the ledger up to this size. A cursor is
+// such a size, so the stream can begin no later than the lease did, and misses
+// nothing in between. Client.mu is held.
 func (c *Client) watchTenant(tenant string, size uint64) {
 	if !c.watches {
 		return

@@ -77,7 +77,11 @@ func TestAuditLogOfAKeydThatWasCutOff(t *testing.T) {
 // On a full disk keyd starts, and erases, and says that audit lines are lost.
 func TestAuditLogOnAFullDisk(t *testing.T) {
 	const full = "/dev/full"
-	if _, err := os.Stat(full); err != nil {
+	switch _, err := os.Stat(full); {
+	case err == nil:
+	case os.Getenv("CI") == "true":
+		t.Fatalf("no device that is always full: %v", err)
+	default:
 		t.Skipf("no device that is always full: %v", err)
 	}
 	d, client := start(t, dataDir(t), nil, "--audit-log", full) // which asks its health: a call

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +16,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"lethe/cmd/internal/parts"
+	"lethe/internal/logtest"
 	keydv1 "lethe/proto/keyd/v1"
 	"lethe/sdk"
 )
@@ -41,21 +40,10 @@ type daemon struct {
 	done chan struct{}
 	err  error // of Wait, once done is closed
 
-	mu     sync.Mutex
-	stderr bytes.Buffer
+	stderr logtest.Buffer
 }
 
-func (d *daemon) Write(b []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.stderr.Write(b)
-}
-
-func (d *daemon) said() string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.stderr.String()
-}
+func (d *daemon) said() string { return d.stderr.String() }
 
 // dataDir returns a directory whose path leaves room for a socket's name.
 func dataDir(t *testing.T) string {
@@ -77,7 +65,7 @@ func launch(t *testing.T, data string, env []string, flags ...string) *daemon {
 	d := &daemon{data: data, done: make(chan struct{})}
 	d.cmd = exec.Command(self, append([]string{"--dev", "--data", data}, flags...)...)
 	d.cmd.Env = append(append(os.Environ(), asKeyd+"=1"), env...)
-	d.cmd.Stderr = d
+	d.cmd.Stderr = &d.stderr
 	if err := d.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

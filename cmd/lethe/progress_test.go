@@ -5,25 +5,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"lethe/internal/logtest"
 )
-
-// lockedBuffer is written to by a goroutine and read by the test.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
 
 func TestProgress(t *testing.T) {
 	var mu sync.Mutex
@@ -33,7 +17,7 @@ func TestProgress(t *testing.T) {
 		defer mu.Unlock()
 		return now
 	}
-	var out lockedBuffer
+	var out logtest.Buffer
 	in := &input{size: 4 << 20}
 	p := &progress{w: &out, verb: "sealing", in: in, now: clock}
 	ticks := make(chan time.Time)

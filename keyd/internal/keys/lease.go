@@ -86,16 +86,18 @@ func (k *Keys) BlobKeysAmong(ctx context.Context, queries []*keydv1.BlobKeyQuery
 			break
 		}
 	}
-	// What was read must have been the store's last word at some time in the
-	// reach of a heartbeat.
-	if err := k.mayIssue(ctx); err != nil {
-		return nil, err
-	}
-	results := make([]Result, len(qs))
 	telling, cancel := context.WithTimeout(ctx, tellLimit) // of all together
 	defer cancel()
 	for i := range qs {
 		qs[i].result.Err = k.Told(telling, qs[i].result.Err)
+	}
+	// What was read must have been the store's last word at some time in the
+	// reach of a heartbeat; so this comes last, after all that waits.
+	if err := k.mayIssue(ctx); err != nil {
+		return nil, err
+	}
+	results := make([]Result, len(qs))
+	for i := range qs {
 		if !qs[i].done {
 			qs[i].finish(nil, fail(keydv1.Outcome_OUTCOME_CONFLICT, "the subject keeps changing"))
 		}

@@ -1,7 +1,6 @@
 package ledger_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -12,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"lethe/internal/logtest"
 	"lethe/keyd/anchor/anchortest"
 	"lethe/keyd/internal/ledger"
 )
@@ -133,7 +133,7 @@ func TestHangingAnchorIsLeft(t *testing.T) {
 // What is waited for is logged, ever more seldom, and that it is over.
 func TestHangingAnchorIsLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out lockedBuffer
+		var out logtest.Buffer
 		h := hang(anchortest.NewMemory(), "enter")
 		a := ledger.Interrupt(h, slog.New(slog.NewTextHandler(&out, nil)))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -168,22 +168,4 @@ func TestHangingAnchorIsLogged(t *testing.T) {
 			t.Error("it says so after that, too")
 		}
 	})
-}
-
-// lockedBuffer is written to and read by several.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
